@@ -54,7 +54,8 @@ def read(path: Path) -> Module:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own[node.name] = "autofunction" if isinstance(node, ast.FunctionDef) else "autoclass"
         for target in _targets(node):
-            own[target.id] = "data"
+            makes = getattr(getattr(node, "value", None), "func", None)
+            own[target.id] = "autofunction" if getattr(makes, "id", "") == "variant" else "data"
             if target.id == "__all__":
                 exported += ast.literal_eval(node.value)
     own = {name: kind for name, kind in own.items() if name[0] != "_" and name not in COMMON}

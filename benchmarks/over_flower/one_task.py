@@ -15,7 +15,7 @@ from pathlib import Path
 IMPORTS = {
     "Flower": ("flwr.supernode.cli.flwr_clientapp", "flwr.supernode.runtime.run_clientapp"),
     "JAX": ("jax",),
-    "ours": ("fedjax_bn.flower.client",),
+    "ours": ("fedjax_bn.flower.site",),
 }
 
 

@@ -42,7 +42,7 @@ def copa(
     Differs from the paper: the ensemble averages logits, with the weights of `weigh`.
 
     Args:
-      model: images -> logits; its classifier, which `fedjax_bn.models.features` defines, must be
+      model: images -> logits; its classifier, which `fedjax_bn.models.classifier` defines, must be
         one dense layer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.

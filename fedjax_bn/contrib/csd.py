@@ -11,8 +11,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.classifier import require_linear, sizes_of
-from fedjax_bn.models.features import ClassifiedBy, Classify
+from fedjax_bn.models.classifier import ClassifiedBy, Classify, require_linear, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
@@ -44,7 +43,7 @@ def csd(
     Differs from the authors' code: W_0 starts like the model's own classifier.
 
     Args:
-      model: images -> logits, with a dense classifier, which `fedjax_bn.models.features` defines.
+      model: images -> logits, with a dense classifier, which `fedjax_bn.models.classifier` defines.
       directions: number of specific classifiers, the rank minus one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.

@@ -12,8 +12,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import ClassifiedBy, Classify
+from fedjax_bn.models.classifier import ClassifiedBy, Classify, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received

@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.features import ClassifiedBy
+from fedjax_bn.models.classifier import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received

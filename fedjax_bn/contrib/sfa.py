@@ -10,7 +10,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
-from fedjax_bn.models.features import ClassifiedBy
+from fedjax_bn.models.classifier import ClassifiedBy
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import require_classifier

@@ -2,10 +2,9 @@
 
     from fedjax_bn.flower import client_app, server_app
 
-`launch/flower` is an app that is ready to run. `docs/deployment.md` lists what travels, what stays
+`launch/flower` is an app that is ready to run; `docs/deployment.md` lists what travels, what stays
 with a client, and when a client is left out of a round. The results equal those of `fedjax-bn` with
-the same configuration and clients. Each app is imported at its first use, because Flower starts a
-process for every task of a client, and this process does not need the server's code.
+the same configuration and clients.
 """
 
 import importlib
@@ -13,18 +12,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjax_bn.flower.client import client_app
     from fedjax_bn.flower.server import server_app
+    from fedjax_bn.flower.site import client_app
 
 if find_spec("flwr") is None:
-    raise ImportError(
-        "fedjax_bn.flower needs Flower, which is not installed: pip install 'fedjax_bn[flower]'"
-    )
+    raise ImportError("fedjax_bn.flower needs Flower: pip install 'fedjax_bn[flower]'")
 
 __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
+    # At first use: Flower starts a process for every task of a client, without the server's code.
     if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.{name.removesuffix('_app')}"), name)
+        module = "site" if name == "client_app" else "server"
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Meets the clients: who they are, and whether what they say of themselves can be used.
+"""Holds what clients send: who they are, what they say of themselves, and their uploads.
 
 A client's number is bound to the public key of its SuperNode, which Flower has verified. The
 server's folder keeps the bindings, the clients' names in records and the sizes by which they are
@@ -12,12 +12,15 @@ The key is "", and the size is missing, until a client has presented itself with
 import base64
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -30,29 +33,29 @@ from flwr.serverapp import Grid
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import short
+from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
+from fedjax_bn.flower.messages import Hello, MisfitError, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.files.finished import impossible
+from fedjax_bn.state import Upload
 from fedjax_bn.training import workdir
 from fedjax_bn.training.workdir import Record
 
+PyTree = Any
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
 _MOST_FORM = 2**20  # characters of a form of samples
 _MOST_CLASSES = 2**16  # three times as many as ImageNet-21k has
 _MOST_REFUSED = 20  # refusals in the record of a round
 _REASON = 500  # characters of a reason in logs and records
+_MOST_LOSS = 1e6
+_BLOCK = 2**14  # numbers of a leaf that `_norm` squares at once
 _FILE = "clients.json"
 
 
 class _Member(NamedTuple):
-    """A client that has presented itself.
-
-    Attributes:
-      node: Flower's current number of the client's node.
-      hello: how the client presented itself.
-    """
+    """A client that has presented itself: the current number of its node, and its `Hello`."""
 
     node: int
     hello: Hello
@@ -86,43 +89,39 @@ class Met(NamedTuple):
         return self.names.get(client, f"client-{client}")
 
 
-def fingerprint(key: bytes) -> str:
-    """Returns the fingerprint of a public key, as `ssh-keygen -lf` shows it, or "" for other bytes.
+class Accepted(NamedTuple):
+    """An accepted upload, with NumPy arrays.
 
-    `key` is in PEM, Flower's form. Nodes of Flower's simulation have random bytes for it.
+    Attributes:
+      upload: the client's upload.
+      personal: the personal leaves that were sent too; () for none.
+      norm: the norm of the client's update.
     """
-    try:
-        public_key = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    except (ValueError, UnsupportedAlgorithm):
-        return ""
-    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+    upload: Upload
+    personal: PyTree
+    norm: float
 
 
 def read_clients(place: Path, clients: int) -> Met:
     """Returns the names, bindings and sizes in a server's workdir; none in a new workdir.
 
-    Raises:
-      WorkdirError: the file is damaged, or missing although rounds were played.
+    Raises WorkdirError if the file is damaged, or missing although rounds were played.
     """
     path = place / _FILE
-    if not path.exists() and workdir.rounds_recorded(place / "metrics.jsonl"):
-        raise WorkdirError(
-            f"{place} has rounds, but no {_FILE} with the names of their clients: give back that "
-            "file, or begin a new federation in another workdir"
-        )
-    content = workdir.read_json(path) if path.exists() else {}
-    entries = {k: content[str(k)] for k in range(clients) if str(k) in content}
+    if not path.exists() and not workdir.rounds_recorded(place / "metrics.jsonl"):
+        return Met()
+    content = workdir.read_json(path)
     try:
+        entries = {k: content[str(k)] for k in range(clients) if str(k) in content}
         keys = {k: entry["key"] for k, entry in entries.items() if entry["key"]}
         sizes = {k: entry["size"] for k, entry in entries.items() if "size" in entry}
-        names = {k: entry["name"] for k, entry in entries.items()}
+        return Met(sizes=sizes, names={k: entry["name"] for k, entry in entries.items()}, keys=keys)
     except (KeyError, TypeError) as error:
         raise WorkdirError(
             f"{path} has a client without its name or key ({error}): give back that file as it "
             "was, or begin a new federation in another workdir"
         ) from error
-    return Met(sizes=sizes, names=names, keys=keys)
 
 
 def write_clients(place: Path, met: Met, clients: int) -> Met:
@@ -142,9 +141,8 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
 
     If a node's answer cannot be used, if its number is bound to another key, or if another node is
     the same client, the log and `Met.refused` name the node, and it is asked again after a minute
-    or more, also if it was away. Members whose node has gone are left out, and misfits are asked
-    like new nodes, but not twice within ten times the time that the server waited for the first
-    answer.
+    or, if it did not answer, after ten times the time limit. Members whose node has gone are left
+    out, and misfits are asked like new nodes, but not twice within ten times the time limit.
 
     Args:
       grid: Flower's Grid.
@@ -152,26 +150,17 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
       order: the header of the question.
       run: the run config, with the time to wait for an answer and the bounds on what it says.
     """
-    prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
-    start = time.monotonic()
-    again = {node: at for node, at in met.again.items() if at > start}
-    misfits, connected = met.misfits - again.keys(), met.members.items()
-    members = {
-        k: member for k, member in connected if member.node in prints and member.node not in misfits
-    }
-    unmet_nodes = sorted(
-        prints.keys() - {member.node for member in members.values()} - again.keys()
-    )
-    questions = {node: messages.packed(order) for node in unmet_nodes}
+    prints = {node.node_id: _fingerprint(node.public_key) for node in grid.get_nodes()}
+    again = {node: at for node, at in met.again.items() if at > time.monotonic()}
+    misfits = met.misfits - again.keys()
+    trusted_nodes = prints.keys() - misfits
+    members = {k: member for k, member in met.members.items() if member.node in trusted_nodes}
+    unmet_nodes = prints.keys() - {member.node for member in members.values()} - again.keys()
+    questions = {node: messages.packed(order) for node in sorted(unmet_nodes)}
     kind, seconds = MessageType.QUERY, run.time_limit
-    replies = messages.exchange(
-        grid, questions, kind, seconds, lambda node, reply: (reply, time.monotonic())
-    )
-    fetched = start
+    replies = messages.exchange(grid, questions, kind, seconds, lambda node, reply: reply)
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
-    for node in unmet_nodes:
-        reply, at = replies[node]
-        waited, fetched = at - fetched, at
+    for node, reply in replies.items():
         try:
             client, hello = _presented(reply, order, run.size_bound)
             if run.client_keys != "any":
@@ -183,34 +172,41 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             log(WARNING, "node %s is left out: %s", node, reason)
             if len(refused) < _MOST_REFUSED:
                 refused[f"node {node} {prints[node]}".strip()] = reason
-            # Nodes that did not answer were waited for together.
-            waited = at - start if reply is None else 0.0
-            again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
+            pause = max(_AGAIN, 0 if reply else _SHARE * seconds)
+            again[node] = time.monotonic() + pause
             continue
         if node in misfits:  # it stays a member for so long, whatever it answers
-            again[node] = time.monotonic() + _SHARE * waited
+            again[node] = time.monotonic() + _SHARE * seconds
         members[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
             keys[client] = prints[node]
         names.setdefault(client, _name(client, hello.name, names, order.population))
-    sizes = {k: member.hello.size for k, member in members.items()}
-    fields = dict(sorted(members.items())), again, {**met.sizes, **sizes}, names, keys, refused
-    return Met(*fields)
+    sizes = {**met.sizes, **{k: member.hello.size for k, member in members.items()}}
+    return Met(dict(sorted(members.items())), again, sizes, names, keys, refused)
+
+
+def _fingerprint(key: bytes) -> str:
+    """Returns the fingerprint of a public key in PEM, as `ssh-keygen -lf` shows it.
+
+    It is "" for other bytes: nodes of Flower's simulation have random ones.
+    """
+    try:
+        public_key = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
+    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
     """Raises ValueError if a number is bound to another key, or the key to another number."""
     owner = keys.get(client, key)
-    if owner != key:
+    clients_of_key = [k for k, bound in keys.items() if key and bound == key and k != client]
+    if owner != key or clients_of_key:
         raise ValueError(
-            f"it presents itself as client {client}, whose number is bound to the key {owner}, "
-            f"with {key or 'no key'}: see client-keys in the run config"
-        )
-    bound_client = next((k for k, bound in keys.items() if k != client and bound == key), None)
-    if bound_client is not None and key:
-        raise ValueError(
-            f"it presents itself as client {client}, but its key {key} is bound to client "
-            f"{bound_client}: see client-keys in the run config"
+            f"it presents itself as client {client}, which is bound to {keys.get(client)}, with "
+            f"{key or 'no key'}, which is bound to clients {clients_of_key}: see client-keys in "
+            "the run config"
         )
 
 
@@ -230,23 +226,18 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     content = content_of(reply, order, None)
     client = messages.record_in(content, messages.Answer).client
     hello = messages.record_in(content, Hello)
-    if not 0 <= client < order.population:
+    if not (0 <= client < order.population and 0 <= hello.size <= bound):
         raise ValueError(
-            f"it presents itself as client {client}, but there are {order.population}, from 0: see "
-            "clients in the run config"
-        )
-    if not 0 <= hello.size <= bound:
-        raise ValueError(
-            f"it reports {hello.size} samples, and size-bound={bound} in the run config allows "
-            "from 0 to that number: raise it if the client has so many"
+            f"it presents itself as client {client} with {hello.size} samples, but clients are "
+            f"numbered below {order.population} and have {bound} samples at most: see clients and "
+            "size-bound in the run config"
         )
     try:
-        if len(hello.form) > _MOST_FORM:
-            raise ValueError(f"it has more than {_MOST_FORM} characters")
-        form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
+        text = hello.form if len(hello.form) <= _MOST_FORM else ""
+        form = json.loads(text) | {"dataset": "federation", "clients": ["one"]}
+        bad_entry = _wrong_entry(form) or impossible(form)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
-    bad_entry = _wrong_entry(form) or impossible(form)
     if bad_entry or form["num_classes"] > _MOST_CLASSES:
         raise ValueError(
             f"no samples have the form that it gives for its own ({bad_entry or 'num_classes'})"
@@ -254,26 +245,111 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     return client, hello
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _wrong_entry(form: Record) -> str:
     """Returns the entry of a client's form of samples that has another type than its own, or "".
 
     A client chooses this form, so nothing of it is used before it is checked.
     """
+    lists = {"shape": _is_count, "mean": _is_number, "std": _is_number}
+    lists |= {name: _is_text for name in ("classes", "masks") if name in form}
+    singles = {"num_classes": _is_count, "dtype": _is_text}
+    singles |= {"boxes": _is_count} if "boxes" in form else {}
+    for name, holds in lists.items():
+        if not (isinstance(form.get(name), list) and all(map(holds, form[name]))):
+            return name
+    return next((name for name, holds in singles.items() if not holds(form.get(name))), "")
 
-    def of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        return lambda value: isinstance(value, list) and all(map(kind, value))
 
-    def is_count(value: Any) -> bool:
-        return type(value) is int and 0 < value < 2**31
+def accept(
+    arrays: Mapping[str, np.ndarray],
+    forms: tuple[Upload, PyTree],
+    shared: PyTree,
+    client: int,
+    population: int,
+    hello: Hello,
+    norm_bound: float,
+) -> Accepted:
+    """Returns the upload in the arrays that a client sent.
 
-    def is_number(value: Any) -> bool:
-        return type(value) is float or (type(value) is int and abs(value) < 2**63)
+    Its names, shapes and dtypes must be exactly those of the method, its numbers finite, no running
+    variance negative, and its losses at most 1e6 in absolute value, or NaN if it reports none.
 
-    def is_text(value: Any) -> bool:
-        return isinstance(value, str)
+    Args:
+      arrays: name -> array [...].
+      forms: the form of the upload, and of the personal leaves that are sent too; () for none.
+      shared: the shared leaves that were broadcast, [...] as in the upload.
+      client: the number of the client that was asked.
+      population: K, the number of all clients.
+      hello: how the client presented itself. Without a size it counts as 1 sample.
+      norm_bound: the largest norm of the update y_k - x over the shared leaves, of the message, and
+        of the personal leaves.
 
-    needed = {"num_classes": is_count, "shape": of(is_count), "dtype": is_text}
-    needed |= {"mean": of(is_number), "std": of(is_number)}
-    further = {"classes": of(is_text), "boxes": is_count, "masks": of(is_text)}
-    checks = needed | {name: further[name] for name in further.keys() & form.keys()}
-    return next((name for name, holds in checks.items() if not holds(form.get(name))), "")
+    Raises:
+      MisfitError: the answer does not fit the method, or what the client said of itself.
+      ValueError: the upload is not accepted for another reason.
+    """
+    # In a message only personal leaves have a prefix; here the upload's leaves get one too.
+    split = {
+        name if name.startswith("personal/") else f"upload/{name}": array
+        for name, array in arrays.items()
+    }
+    try:
+        trees = from_named(split, {"upload": forms[0], "personal": forms[1]})
+    except ValueError as error:
+        raise MisfitError(str(error)) from error
+    upload, personal = trees["upload"], trees["personal"]
+    if int(upload.client) != client or int(upload.size) != (hello.size or 1):
+        raise MisfitError(
+            f"it speaks for client {int(upload.client)} with {int(upload.size)} samples, where it "
+            f"presented itself as client {client} with {hello.size or 'no size, which counts as 1'}"
+        )
+    if int(upload.population) != population or not (upload.participates and upload.finite):
+        raise ValueError(
+            "its update is not finite, or of another federation, or of a client that sits out"
+        )
+    parts = {"update": upload.shared, "message": upload.message, "personal leaves": personal}
+    check_numbers(to_named(parts))
+    norms = {part: _norm(tree) for part, tree in parts.items() if part != "update"}
+    norms["update"] = _norm(upload.shared, shared)
+    sizes = {f"norm of its {part}": (norm, norm_bound) for part, norm in norms.items()}
+    for name in ("risk", "loss"):
+        value = float(getattr(upload, name))
+        if hello.losses == math.isnan(value):
+            raise MisfitError(f"it sends a {name} of {value:.4g}, and losses={hello.losses}")
+        if hello.losses:
+            sizes[name] = abs(value), _MOST_LOSS
+    for name, (size, bound) in sizes.items():
+        if not size <= bound:  # NaN is not
+            raise ValueError(f"the {name}, {size:.4g}, is above {bound:g} (see norm-bound)")
+    return Accepted(upload, personal, norms["update"])
+
+
+def _norm(tree: PyTree, start: PyTree = None) -> float:
+    """Returns the Euclidean norm of all leaves, minus those of `start` if given, in float64."""
+    leaves, total = jax.tree.leaves(tree), 0.0
+    starts = [None] * len(leaves) if start is None else jax.tree.leaves(start)
+    for leaf, less in zip(leaves, starts, strict=True):
+        flat = np.asarray(leaf).reshape(-1)
+        less = None if less is None else np.asarray(less).reshape(-1)
+        # Leaves have millions of numbers, and a block of them fits into the caches. `np.dot` is
+        # slower: BLAS starts threads that spin, 3 CPU seconds for 57 MB.
+        for begin in range(0, flat.size, _BLOCK):
+            part = slice(begin, begin + _BLOCK)
+            block = flat[part].astype(np.float64)
+            if less is not None:
+                block -= less[part].astype(np.float64)
+            with np.errstate(over="ignore"):  # an infinite norm is above every bound
+                total += float(np.square(block, out=block).sum())
+    return math.sqrt(total)

@@ -13,21 +13,22 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedjax_bn.flower.accept import MisfitError
-
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
 TESTED_ON_VALIDATION = "tested_on_validation"  # among the scores: 100 if so, else 0
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 _MOST_TEXT = 2000  # characters of an error that a client sends
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
 _SESSION = 180.0  # seconds for which Flower waits for a reply that was announced but not sent
 _Kind = TypeVar("_Kind", bound=NamedTuple)
 _Result = TypeVar("_Result")
 Reply = Message | Exception | None  # what a node answered, see `exchange`
+
+
+class MisfitError(ValueError):
+    """An answer that does not fit what its client said of itself when it presented itself.
+
+    A client that was started again with other data, or as another client, answers in this way.
+    """
 
 
 class Order(NamedTuple):
@@ -85,10 +86,7 @@ class Hello(NamedTuple):
 
 
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Returns Flower's record of arrays; messages to many clients share it, its bytes and hash.
-
-    `arrays` is name -> array [...], of any dtype that `numpy.save` writes.
-    """
+    """Returns Flower's record of named arrays [...], which messages to many clients can share."""
     record = {}
     for name, value in arrays.items():
         # Makes the same bytes as Flower's `Array(array)`, which copies large arrays several times.
@@ -102,13 +100,11 @@ def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     """Returns the SHA-256 of named arrays, with names, dtypes and shapes; "" without arrays."""
-    if not arrays:
-        return ""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    return digest.hexdigest() if arrays else ""
 
 
 def packed(
@@ -117,30 +113,22 @@ def packed(
     hello: Hello | None = None,
     scores: Mapping[str, float] | None = None,
 ) -> RecordDict:
-    """Returns the content of a message.
+    """Returns the content of a message; without arrays an order asks for a `Hello`.
 
-    Args:
-      header: an order of the server (without arrays it asks for a `Hello`), or a client's answer.
-      arrays: the result of `recorded`.
-      hello: how the client presents itself.
-      scores: name -> percent.
+    `arrays` is the result of `recorded`, and `scores` name -> percent.
     """
-    records = {_HEADER: ConfigRecord(dict(header._asdict()))}
+    content = RecordDict({_HEADER: ConfigRecord(dict(header._asdict()))})
     if arrays is not None:
-        records[_ARRAYS] = arrays
+        content[_ARRAYS] = arrays
     if hello is not None:
-        records[_ABOUT] = ConfigRecord(dict(hello._asdict()))
+        content[_ABOUT] = ConfigRecord(dict(hello._asdict()))
     if scores is not None:
-        records[_SCORES] = MetricRecord({name: float(score) for name, score in scores.items()})
-    return RecordDict(records)
+        content[_SCORES] = MetricRecord({name: float(score) for name, score in scores.items()})
+    return content
 
 
 def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
-    """Returns the `Order`, `Answer` or `Hello` in a message.
-
-    Raises:
-      ValueError: the message has no such record, or one with other entries or types.
-    """
+    """Returns the `Order`, `Answer` or `Hello` in a message; raises ValueError for others."""
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
     record = _of_kind(content, ConfigRecord).get(name, {})
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
@@ -152,7 +140,6 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
 
 
 def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
-    """Returns name -> record of the records of one type in a message."""
     # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
@@ -160,35 +147,26 @@ def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
 def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
-    `limit` is the largest number of arrays that is read, or None for any.
-
-    Raises:
-      ValueError: the message has another form or more arrays, or an array cannot be read; nothing
-        is unpickled.
+    Raises ValueError for another form, more than `limit` arrays (None: any number), or an array
+    that cannot be read; nothing is unpickled.
     """
-    records, arrays = _of_kind(content, ArrayRecord), {}
-    if set(records) != {_ARRAYS}:
+    records = _of_kind(content, ArrayRecord)
+    record = records.get(_ARRAYS, {})
+    if set(records) != {_ARRAYS} or (limit is not None and len(record) > limit):
         raise ValueError(
-            f"the message holds records of arrays called {sorted(records)[:20]}, not one called "
-            f"{_ARRAYS!r}: the other side is another app"
+            f"the message must hold at most {limit} arrays in one record {_ARRAYS!r}, but it holds "
+            f"{len(record)}, and the records {sorted(records)[:20]}: the other side has another "
+            "app, model, method or sharing rule"
         )
-    record = records[_ARRAYS]
-    if limit is not None and len(record) > limit:
-        raise ValueError(
-            f"the message holds {len(record)} arrays, not {limit} at most: the other side has "
-            "another model, method or sharing rule"
-        )
+    arrays = {}
     for name, array in record.items():
         try:
-            if array.stype != _NUMPY:
-                raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
             file = BytesIO(array.data)  # shares the bytes; `array.numpy()` would copy them
             version = np.lib.format.read_magic(file)
-            if version not in _HEADERS:
-                raise ValueError(f"its header is of version {version}")
-            shape, by_columns, dtype = _HEADERS[version](file)
-            if dtype.hasobject:  # foreign bytes would be used as pointers
-                raise ValueError(f"it holds objects, {dtype}")
+            shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+            # Foreign bytes of an array of objects would be used as pointers.
+            if array.stype != _NUMPY or version != (1, 0) or dtype.hasobject:
+                raise TypeError(f"{array.stype:.40} of {dtype} is not what numpy.save writes")
             order = "F" if by_columns else "C"
             arrays[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
         except Exception as error:  # NumPy's readers raise many kinds of errors on foreign bytes
@@ -197,16 +175,11 @@ def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.nda
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
-    """Returns the scores in a message, name -> percent, with "accuracy" among them.
-
-    Raises:
-      ValueError: there is no accuracy, or a score is not from 0 to 100.
-    """
+    """Returns the scores in a message, name -> percent; raises ValueError for others."""
     record = _of_kind(content, MetricRecord).get(_SCORES, {})
-    if "accuracy" not in record:
-        raise ValueError("it sends no accuracy")
-    if not all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values()):
-        raise ValueError("a reported score is not a number from 0 to 100")
+    percent = all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values())
+    if "accuracy" not in record or not percent:
+        raise ValueError("it must send scores from 0 to 100, with an accuracy among them")
     return {name: float(x) for name, x in record.items()}
 
 
@@ -227,15 +200,9 @@ def exchange(
       grid: Flower's Grid.
       contents: node -> content of its message.
       kind: the type of the messages, such as `MessageType.TRAIN`.
-      seconds: how long to wait for the replies, all together. What has arrived then is still
-        fetched.
-      read: is called with a node's reply, with an error if its bytes cannot be read, or with None
-        if it did not answer in time.
+      seconds: how long to wait for all replies; what has arrived then is still fetched.
+      read: gets a node's reply, an error if its bytes cannot be read, or None if it is late.
       group: the round, by which Flower groups messages.
-
-    Raises:
-      Exception: what Flower raises if the SuperLink refuses the connection; while it cannot be
-        reached, Flower itself tries again.
     """
     # A reply expires with its message, so the others' must outlive the wait for the first.
     life = 2 * seconds + _SESSION
@@ -263,26 +230,22 @@ def _fetched(grid: Grid, message: str | None, end: float) -> Reply:
 
 
 def content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
-    """Returns the content of a client's reply to an order.
+    """Returns the content of the reply of a client (None if it is still unknown) to an order.
 
-    `client` is the number of the client that was asked, or None if it is still unknown.
-
-    Raises:
-      MisfitError: the client failed, or answers for another client or federation.
-      ValueError: no reply came (None), the reply cannot be read, or it answers for another method
-        or round.
+    Raises MisfitError if the client failed or answers for another client or federation, and
+    ValueError if its reply is late or cannot be read, or is for another method or round.
     """
-    if reply is None:
-        raise ValueError("it did not answer in time")
-    if isinstance(reply, Exception):
-        raise ValueError(f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}")
+    if not isinstance(reply, Message):
+        reason = f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}"
+        raise ValueError(reason if reply else "it did not answer in time")
     if reply.has_error():
         raise MisfitError(f"it failed: {reply.error.reason[:_MOST_TEXT]}")
     answer = record_in(reply.content, Answer)
-    if answer.method != order.method:
-        raise ValueError(f"it answers as {answer.method:.40}, not as {order.method}")
     if answer.federation != order.federation or client not in (None, answer.client):
         raise MisfitError("it answers for another federation or another client")
-    if answer.round != order.round:
-        raise ValueError(f"it answers for round {answer.round}, not for round {order.round}")
+    if (answer.method, answer.round) != (order.method, order.round):
+        raise ValueError(
+            f"it answers for {answer.method:.40} and round {answer.round}, not for {order.method} "
+            f"and round {order.round}"
+        )
     return reply.content

@@ -96,40 +96,42 @@ def run_of(entries: Mapping[str, Any]) -> Run:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
     run = _read("run config", entries, Run())
-    keys = run.listed_keys().values()
-    right_keys = len(keys) == run.clients and all(map(_FINGERPRINT.fullmatch, keys))
-    right = {
+    keys = [*run.listed_keys().values()]
+    listed = len({*keys}) == len(keys) == run.clients and all(map(_FINGERPRINT.fullmatch, keys))
+    allowed = {
         "config": (run.config, "a file, or the name of a packaged config"),
         "clients": (run.clients >= 1, "at least 1"),
         "minimum": (0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
         "time-limit": (run.time_limit > 0, "above 0"),
         "attempts": (run.attempts >= 1, "at least 1"),
+        # Sizes are added in 32 bits.
         "size-bound": (
             0 < run.size_bound * run.clients < 2**31,
-            "at least 1, and times clients below 2^31, because sizes are added in 32 bits",
+            "at least 1, and times clients below 2^31",
         ),
         "client-keys": (
-            run.client_keys in ("first", "any") or (right_keys and len({*keys}) == run.clients),
-            f"first, any, or {run.clients} different fingerprints SHA256:..., one for each client, "
-            "as ssh-keygen -lf shows them",
+            run.client_keys in ("first", "any") or listed,
+            f"first, any, or {run.clients} different fingerprints SHA256:...",
         ),
         "norm-bound": (run.norm_bound > 0, "above 0"),
     }
-    return _checked("run config", run, right)
+    _check("run config", run, allowed)
+    return run
 
 
 def node_of(entries: Mapping[str, Any]) -> Node:
     """Returns the node config from Flower's keys; raises ConfigError as `run_of`."""
     node = _read("node config", entries, Node())
-    report = [part.strip() for part in node.report.split(",") if part.strip()]
-    is_report = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
-    right = {
+    report = names_in(node.report)
+    is_report = [*report] == ["nothing"] or (report and {*report} <= {*_REPORTS})
+    allowed = {
         "client": (node.client >= 0, "at least 0, the number of this client"),
         "folder": (node.folder, "a folder that outlives the SuperNode"),
         "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
     }
-    return _checked("node config", node, right)._replace(report=",".join(report))
+    _check("node config", node, allowed)
+    return node._replace(report=",".join(report))
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
@@ -145,33 +147,25 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
     return read(f"{source}:{changes}" if changes else source)
 
 
-def _read(title: str, entries: Mapping[str, Any], default: _Settings) -> _Settings:
-    """Returns `default` with the given values; raises ConfigError for unknown keys and types."""
-    keys = {name.replace("_", "-"): name for name in default._fields}
-    values = {}
+def _read(title: str, entries: Mapping[str, Any], settings: _Settings) -> _Settings:
+    """Returns the settings with the given values; raises ConfigError for unknown keys and types."""
+    defaults = {name.replace("_", "-"): value for name, value in settings._asdict().items()}
     for key, value in entries.items():
         if key in _OF_FLOWER:
             continue
-        if key not in keys:
-            raise ConfigError(f"the {title} has no key {brief(key)}{nearest(key, keys)}")
-        kind = type(getattr(default, keys[key]))
+        if key not in defaults:
+            raise ConfigError(f"the {title} has no key {brief(key)}{nearest(key, defaults)}")
+        kind = type(defaults[key])
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind:
-            raise ConfigError(
-                f"the {title}'s {key}={brief(value)} is of type {type(value).__name__}, but it "
-                f"must be {kind.__name__}"
-            )
-        values[keys[key]] = value
-    return default._replace(**values)
+            raise ConfigError(f"the {title}'s {key}={brief(value)} must be of type {kind.__name__}")
+        settings = settings._replace(**{key.replace("-", "_"): value})
+    return settings
 
 
-def _checked(title: str, settings: _Settings, right: Mapping[str, tuple[Any, str]]) -> _Settings:
-    """Returns the settings; raises ConfigError for the first wrong value.
-
-    `right` is key -> (whether its value is right, the allowed values as text).
-    """
-    for key, (holds, allowed) in right.items():
+def _check(title: str, settings: Any, allowed: Mapping[str, tuple[Any, str]]) -> None:
+    """Raises ConfigError for the first of key -> (whether its value is right, what is allowed)."""
+    for key, (holds, text) in allowed.items():
         if not holds:
             value = getattr(settings, key.replace("-", "_"))
-            raise ConfigError(f"the {title}'s {key}={brief(value)} must be {allowed}")
-    return settings
+            raise ConfigError(f"the {title}'s {key}={brief(value)} must be {text}")

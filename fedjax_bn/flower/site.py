@@ -1,44 +1,54 @@
-"""Builds a client's side of a federation: its data, its round, and the files of its own part.
+"""Builds a client's side of a federation, and makes the ClientApp.
 
 A client's own part, its personal leaves and the memory of its method, stays in its own folder:
 
-    FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays, each with a checksum
+    FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays
     FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
 
 Files are written atomically, so a kill at any moment leaves the previous file whole. The file with
 which the client began its last round is kept too: if the server did not get or did not accept the
-upload, the client begins with that file again.
+upload, the client begins with that file again. Flower runs every task in a fresh process; compiled
+programs are in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION_CACHE_DIR).
 """
 
 import io
+import json
 import secrets
 import zipfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, lru_cache, partial
+from logging import INFO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from ml_collections import ConfigDict
 
+from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.label_trees import stored
+from fedjax_bn.arguments.text import brief, file_name
+from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.engine.named_arrays import from_named, to_named
-from fedjax_bn.federation import FederatedState, Own, Upload
-from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.settings import Node
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
+from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
+from fedjax_bn.flower import messages
+from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in
+from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
-from fedjax_bn.run.experiment.method import what_validates
+from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
-from fedjax_bn.training.start import Keys
-from fedjax_bn.training.stream import megabytes
+from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.training.start import Keys, check_shapes, partition_table
+from fedjax_bn.training.stream import megabytes, stream_rounds
 from fedjax_bn.training.workdir import write_atomically
 
 _OWN = "own-{:08d}.npz"
@@ -47,7 +57,7 @@ PyTree = Any
 _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
-class Site(NamedTuple):
+class _Site(NamedTuple):
     """A client's model, data and training.
 
     Attributes:
@@ -101,6 +111,47 @@ def sent_personal(personal: Variables) -> Variables:
     return without(personal, MEASURED, OWN)
 
 
+def open_site(config: ConfigDict, node: Node, clients: int) -> _Site:
+    """Reads the client's data and builds its training for `clients` clients; compiles nothing yet.
+
+    Raises ConfigError if the configuration (`settings.config_of`) or the data are wrong.
+    """
+    config = deployed(config)
+    make = partial(_of_client, node)
+    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
+    train = _trainer(config, experiment, keys, node)
+    return _Site(config, experiment, start, jax.eval_shape(start), node, train)
+
+
+def _of_client(node: Node, config: ConfigDict) -> Experiment:
+    """Returns the experiment of one client, whose domain is chosen from the data that are here."""
+    reading = config.copy_and_resolve_references()
+    reading.client_epochs = ()  # one number for each client, which would not fit the data here
+    if node.data:
+        reading.data.path, reading.target = node.data, ""
+        if reading.data.domains:
+            reading.data.domains = (node.domain,) if node.domain else ()
+    dataset = build(reading).internal
+    domains: dict[Any, Any] = dict(enumerate(dataset.domains))
+    key, choice = "client", node.client
+    if node.data:
+        domains = {domain.name: domain for domain in dataset.domains}
+        # Data of one domain need no choice.
+        key, choice = "domain", node.domain or (list(domains) if len(domains) == 1 else [""])[0]
+    if choice not in domains:
+        raise ConfigError(
+            f"the node config's {key}={brief(choice)} is not in {node.data or dataset.name}: "
+            f"choose one of {', '.join(map(str, domains))}"
+        )
+    domain = domains[choice]
+    if what_validates(config) and domain.validation is None:
+        raise ConfigError(
+            f"{what_validates(config)} needs validation samples, but client {node.client} has "
+            f"none: {HOLD_OUT}"
+        )
+    return assemble(config, dataset._replace(domains=(domain,)), ())
+
+
 def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
     """Returns the keys of one training of a client, with a fresh one if the client adds noise.
 
@@ -113,60 +164,11 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
     return keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
 
 
-def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
-    """Reads the client's data and builds its training; compiles nothing yet.
-
-    Args:
-      config: the run's configuration, from `settings.config_of`.
-      node: the node config.
-      clients: the number of all clients.
-
-    Raises:
-      ConfigError: the configuration or the client's data are wrong.
-    """
-    config = deployed(config)
-    make = partial(_of_client, node)
-    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
-    train = _trainer(config, experiment, keys, node)
-    return Site(config, experiment, start, jax.eval_shape(start), node, train)
-
-
-def _of_client(node: Node, config: ConfigDict) -> Experiment:
-    """Returns the experiment of one client, whose domain is chosen from the data that are here."""
-    reading = config.copy_and_resolve_references()
-    reading.client_epochs = ()  # one number for each client, which would not fit the data here
-    if node.data:
-        reading.data.path, reading.target = node.data, ""
-        if reading.data.domains:
-            reading.data.domains = (node.domain,) if node.domain else ()
-    dataset, place = build(reading).internal, node.client
-    names = [domain.name for domain in dataset.domains]
-    if node.data:
-        if node.domain not in names and (node.domain or len(names) > 1):
-            raise ConfigError(
-                f"the node config's domain={brief(node.domain)} is not among those in {node.data}: "
-                f"choose one of {', '.join(names)}"
-            )
-        place = names.index(node.domain) if node.domain else 0
-    elif place >= len(names):
-        raise ConfigError(
-            f"the node config's client={place} is not among the {len(names)} clients of "
-            f"{dataset.name}, which are numbered from 0: choose one, or give data=PATH"
-        )
-    client_data = dataset._replace(domains=(dataset.domains[place],))
-    if what_validates(config) and client_data.domains[0].validation is None:
-        raise ConfigError(
-            f"{what_validates(config)} needs validation samples, but client {node.client} has "
-            f"none: {HOLD_OUT}"
-        )
-    return assemble(config, client_data, ())
-
-
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
-    """Returns `train(order, broadcast, own) -> (own, upload)`, see `Site`.
+    """Returns `train(order, broadcast, own) -> (own, upload)`, see `_Site`.
 
-    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
-    the host gathers a round's batches.
+    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise a
+    round's batches are streamed.
     """
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
@@ -177,12 +179,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         validation = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
-        """Returns the samples [1, S, B] that the simulation draws for this client in a round.
-
-        S is the number of this client's own steps: what others report cannot make it larger.
-        """
+        """Returns the samples [1, S, B] that the simulation draws for this client in a round."""
         count = len(split.images)
-        # The longest client matters only where it has fewer samples than the batch size.
+        # The longest client matters only where it has fewer samples than the batch size; S does not
+        # depend on it, so what others report makes no round longer.
         sampler = work.sampler(count, max(order.longest, count))
         sizes = jnp.asarray([count], jnp.int32)
         return sampler(sizes, number[None], count, jax.random.fold_in(key, round))
@@ -209,21 +209,12 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, validation))
-        draws = jax.device_get(drawn(order, keys.data, number, broadcast.round))
-        valid = draws.valid[0]
-        index = np.where(valid, draws.index[0], 0)  # the index of padding is out of range
-        images = np.asarray(split.images[index.reshape(-1)])
-        batches = {
-            "image": images.reshape(*index.shape, *images.shape[1:]),
-            "label": jax.tree.map(
-                lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
-            ),
-            "valid": valid,
-            "size": np.int32(len(split.images)),
-        }
-        return method.client(
-            broadcast, own, batches | validation | who(order, number), fresh.method
-        )
+        draws = drawn(order, keys.data, number, broadcast.round)
+        this_round, one_row = int(broadcast.round), np.zeros(1, np.int32)
+        rounds = stream_rounds([split], lambda _: (one_row, draws), this_round, this_round + 1)
+        batches = jax.tree.map(lambda leaf: leaf[0], next(rounds))
+        batches |= validation | who(order, number)
+        return method.client(broadcast, own, batches, fresh.method)
 
     return train
 
@@ -231,26 +222,28 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 def load_own(folder: Path, number: int, like: Own) -> Own:
     """Returns a client's own part after `number` rounds (at least 1) from a federation's folder.
 
-    Raises:
-      WorkdirError: the file is missing, damaged, or of another form than `like`.
+    Raises WorkdirError if the file is missing, damaged, or of another form than `like`.
     """
     return _load(folder / _OWN.format(number), number, like)
 
 
-def keep_frozen(folder: Path, frozen: PyTree) -> None:
-    """Writes the frozen leaves that came with a client's first round into a federation's folder.
+def save_own(folder: Path, number: int, own: Own, began: int) -> None:
+    """Writes a client's own part after `number` rounds, and deletes parts before `began`.
 
-    Raises:
-      WorkdirError: the folder cannot be written to.
+    The round began with the part `began`, or with 0, the common start. Raises WorkdirError if the
+    folder of the federation cannot be written to.
     """
+    _save(folder / _OWN.format(number), own)
+    for path in folder.glob(_OWN.replace("{:08d}", "*")):
+        # Later parts stay, because a delayed task may end after the task of a later round.
+        if path.name < _OWN.format(began):
+            path.unlink(missing_ok=True)
+
+
+def _save(path: Path, tree: PyTree) -> None:
     content = io.BytesIO()
-    np.savez(content, **to_named(frozen))
-    write_atomically(folder / _FROZEN, content.getvalue())
-
-
-def load_frozen(folder: Path, number: int, like: PyTree) -> PyTree:
-    """Returns what `keep_frozen` wrote; the errors are those of `load_own`."""
-    return _load(folder / _FROZEN, number, like)
+    np.savez(content, **to_named(tree))
+    write_atomically(path, content.getvalue())
 
 
 def _load(path: Path, number: int, like: PyTree) -> Any:
@@ -265,22 +258,176 @@ def _load(path: Path, number: int, like: PyTree) -> Any:
         ) from error
 
 
-def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Writes a client's own part after `number` rounds, and deletes parts before `began`.
+def client_app(folder: str | Path = ".") -> ClientApp:
+    """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
+
+    A task fails with a ConfigError (a key, the data, or the server's request does not suit), a
+    WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
+    (the server's message is from another method). The server logs which client failed and
+    continues without it.
 
     Args:
-      folder: the folder of one federation.
-      number: the number of finished rounds.
-      own: the client's own part.
-      began: the number of the part with which this round began; 0 for the common start.
-
-    Raises:
-      WorkdirError: the folder cannot be written to.
+      folder: the app's folder, in which the config file is looked for first.
     """
-    content = io.BytesIO()
-    np.savez(content, **to_named(own))
-    write_atomically(folder / _OWN.format(number), content.getvalue())
-    for path in folder.glob(_OWN.replace("{:08d}", "*")):
-        # Later parts stay, because a delayed task may end after the task of a later round.
-        if path.name < _OWN.format(began):
-            path.unlink(missing_ok=True)
+    app = ClientApp()
+
+    def answering(answer: Callable[["_Task"], dict[str, Any]]) -> Callable:
+        def handle(message: Message, context: Context) -> Message:
+            task = _Task(str(folder), message, context)
+            content, order = answer(task), task.order
+            method, client = task.site.config.method, task.site.node.client
+            header = Answer(order.federation, method, client, order.round)
+            return Message(content=messages.packed(header, **content), reply_to=message)
+
+        return handle
+
+    app.query()(answering(_hello))
+    app.train()(answering(_train))
+    app.evaluate()(answering(_evaluate))
+    return app
+
+
+class _Task:
+    """One message of the server to one client."""
+
+    def __init__(self, folder: str, message: Message, context: Context) -> None:
+        # Only these keys of the run config change the training, so `_opened` is cached by them.
+        source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
+        self.order, self.content = messages.record_in(message.content, Order), message.content
+        node = node_of(context.node_config)
+        self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
+        # The folder of the client's own part, a different one for each federation.
+        self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
+
+    def broadcast(self) -> Broadcast:
+        """Returns the server's broadcast; raises ValueError if another method sent it."""
+        sent = {k: x for k, x in arrays_in(self.content).items() if not k.startswith("frozen/")}
+        return from_named(sent, jax.eval_shape(broadcast_of, self.site.like))
+
+    def own(self) -> Own:
+        """Returns the client's own part before the round, with the frozen leaves.
+
+        Raises WorkdirError if a file of it is lost, ValueError if the server freezes other leaves.
+        """
+        frozen, begin = self._frozen(), self.order.begin
+        if not begin:
+            return jax.device_get(own_of(self.site.start(), 0))._replace(frozen=frozen)
+        like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
+        return load_own(self.place, begin, like._replace(frozen=()))._replace(frozen=frozen)
+
+    def _frozen(self) -> Any:
+        """Returns the frozen leaves, of which the server sends the hash; writes them once."""
+        path, begin, like = (
+            self.place / _FROZEN,
+            self.order.begin,
+            {"frozen": self.site.like.frozen},
+        )
+        if not jax.tree.leaves(like) and not self.order.frozen:
+            return ()
+        if begin:
+            leaves = _load(path, begin, like)
+        else:
+            sent = {k: x for k, x in arrays_in(self.content).items() if k.startswith("frozen/")}
+            leaves = from_named(sent, like)
+        if messages.digest_of(to_named(leaves)) != self.order.frozen:
+            raise ValueError(
+                "the frozen leaves have another hash than the server gives: use the same run "
+                "config on both sides, and a new folder for the client, or a new workdir"
+            )
+        if not begin:
+            _save(path, leaves)
+        return leaves["frozen"]
+
+
+@lru_cache
+def _opened(
+    source: str, changes: str, folder: str, node: Node, clients: int
+) -> tuple[_Site, Callable[[], Evaluate]]:
+    """Returns a client's site and a maker of its evaluator, each made once in a process."""
+    site = open_site(config_of(source, changes, folder), node, clients)
+    # The evaluator reads the test samples, so it is made at the first evaluation.
+    return site, cache(partial(internal_evaluator, site.experiment))
+
+
+def _hello(task: _Task) -> dict[str, Any]:
+    """Returns how the client presents itself: name, form of samples, and what it reports."""
+    site, node, config = task.site, task.site.node, task.site.config
+    try:  # traces the client's round and the server's step, so that errors appear before round 1
+        check_shapes(site.experiment, site.start, task.order.population)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if weighs_by_validation(config) and not node.reports("losses"):
+        raise ConfigError(
+            f"config.weigh={brief(config.weigh)} sends this client's validation losses: add losses "
+            f"to report={brief(node.report)} of its node config, or set config.weigh=by_size"
+        )
+    weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
+    log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
+    names = _sent_names(task)
+    log(INFO, "personal leaves that leave this client: %s", ", ".join(names) or "none")
+    internal = site.experiment.internal
+    size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
+    losses, scores = (node.reports(kind) for kind in ("losses", "accuracies"))
+    form = form_of(internal)
+    del form["dataset"], form["clients"]  # names stay here; the server compares forms for equality
+    return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
+
+
+def _sent_names(task: _Task) -> list[str]:
+    """Returns the names of the personal leaves that the client sends.
+
+    Raises ConfigError if the server asks for some, and this client does not send them.
+    """
+    names = names_of({"personal": sent_personal(task.site.like.personal)})
+    if not task.order.serve_unseen or not names:
+        return []
+    if not task.site.node.serve_unseen:
+        raise ConfigError(
+            f"the server asks client {task.site.node.client} for its personal leaves, {names[0]} "
+            "and others, which it does not send: set serve-unseen=true in its node config, or "
+            "serve-unseen=false in the run config"
+        )
+    return names
+
+
+def _train(task: _Task) -> dict[str, Any]:
+    """Trains a round, writes the client's own part to its folder, and returns the upload."""
+    sends_personal = _sent_names(task)
+    site, order, broadcast = task.site, task.order, task.broadcast()
+    with owned(task.place):  # a task of an earlier round may still be running
+        part, upload = jax.device_get(site.train(order, broadcast, task.own()))
+        save_own(task.place, int(broadcast.round) + 1, part._replace(frozen=()), order.begin)
+    if not site.node.reports("losses"):
+        # NaN instead of no leaf, because the server requires the exact form of an upload.
+        hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
+        upload = upload._replace(**hidden)
+    sent = to_named(upload)
+    if sends_personal:
+        sent |= to_named({"personal": sent_personal(part.personal)})
+    return {"arrays": messages.recorded(sent)}
+
+
+def _evaluate(task: _Task) -> dict[str, Any]:
+    """Returns the scores of the client's model (broadcast and own part) on its own samples."""
+    site, broadcast = task.site, task.broadcast()
+    if not site.node.reports("accuracies"):
+        raise ConfigError("this client reports no accuracies, see report in its node config")
+    with owned(task.place):
+        part = task.own()
+    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], part[:2])
+    # The evaluator takes a state, so this one holds the client alone, with K = 1.
+    alone = FederatedState(
+        round=broadcast.round,
+        shared=broadcast.shared,
+        server=ServerState(sent=broadcast.message),
+        weights=np.ones(1, site.like.weights.dtype),
+        weighing=(),
+        personal=personal,
+        memory=memory,
+        frozen=part.frozen,
+    )
+    record = task.evaluator()(alone)
+    scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
+    # Percent of the tested samples that also validate: all or none.
+    validating = scored_part(site.experiment.internal.domains) == "validation"
+    return {"scores": scores | {messages.TESTED_ON_VALIDATION: 100.0 * validating}}

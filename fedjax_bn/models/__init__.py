@@ -10,7 +10,7 @@ that `from_nnx` wraps; `to_nnx` gives it back with trained weights.
 
 from typing import TYPE_CHECKING, Any
 
-from fedjax_bn.models.features import with_classifier as with_classifier
+from fedjax_bn.models.classifier import with_classifier as with_classifier
 from fedjax_bn.models.networks import (
     MLP,
     AlexNet,

@@ -1,4 +1,4 @@
-"""Finds the layer of a model that classifies, and the sizes of its inputs and outputs.
+"""Finds the layer of a model that classifies, and computes the features that it reads.
 
 A model may define its classifier by two methods, `features(images) -> f[B, F]` and
 `classify(features) -> f[B, classes]`, which `__call__` composes. In any other model the classifier
@@ -9,6 +9,8 @@ there are several candidates, the user names one by `models.with_classifier`.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,11 @@ from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, name_of
 from fedjax_bn.sharing import SharingRule, Variables, path_names
 
+# method(model, images, train=False) -> (features f[B, F], outputs), applied instead of `__call__`
+_FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
+Classify = Callable[[jax.Array], Any]
+# around(classify, features) -> outputs, called where the model calls `classify(features)`
+Around = Callable[[Classify, jax.Array], Any]
 _Source = tuple[Path, int]  # the path of a dense layer and the number of its call
 _OTHER: _Source = ((), 0)  # a value that no dense layer returns
 _CHANGED: _Source = ((), 1)  # a computation on the output of a layer
@@ -27,6 +34,57 @@ _MIXING = ("dot_general", "conv_general_dilated")  # products of layers that are
 # Operations that leave logits of the form f W + b, such as a final cast to float32.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
 _SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # common image sizes, tried first
+
+
+class FeaturesOf(NamedTuple):
+    """A model that returns the features f[B, F] of `model`, before they are masked.
+
+    `adaptation.running(FeaturesOf(model))` predicts features instead of logits.
+    """
+
+    model: Any
+
+
+class ClassifiedBy(NamedTuple):
+    """A model in which `around` replaces the classifier, which it may call once."""
+
+    model: Any
+    around: Around
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model that wraps a network and has all of its attributes."""
+
+    network: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        """Returns the network, for `inspect.unwrap`."""
+        return self.network
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the network's attribute, such as `init`, `__call__` or `features`."""
+        # `copy` and `pickle` look up attributes before `network` is set: this ends the recursion.
+        if name == "network":
+            raise AttributeError(name)
+        return getattr(self.network, name)
+
+
+@dataclass(frozen=True)
+class _NamedClassifier(Wrapped):
+    classifier_path: str
+
+
+def with_classifier(model: Any, path: str) -> Wrapped:
+    """Returns the model with the dense layer at `path` as its classifier.
+
+        method = copa(with_classifier(Net(), "head"), optax.sgd(0.1))
+
+    The path names an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0". A model may also
+    name its classifier in an attribute `classifier_path`.
+    """
+    return _NamedClassifier(model, path)
 
 
 class Sizes(NamedTuple):
@@ -46,36 +104,18 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """Returns the sizes of a model's classifier; only traces the model.
-
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections.
-
-    Raises:
-      ValueError: the classifier cannot be found, or there are several candidates.
-    """
+    """Returns the sizes of a model's classifier; only traces the model, see `last_dense`."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
-    if not shows_features(model):
+    if not _shows_features(model):
         path = last_dense(model, variables)
-        features, classes = _kernel(variables, path).shape
-        return Sizes(features, classes, dtype, path)
+        return Sizes(*_kernel(variables, path).shape, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
-    if not hasattr(outputs, "shape"):
-        raise ValueError(
-            f"the method classify of {name_of(model)} returns several arrays: let it return logits "
-            "f[B, classes] alone"
-        )
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
 
 
 def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
-    """Returns F, the classifier's number of inputs per sample; arguments as in `last_dense`.
-
-    Raises:
-      ValueError: the classifier cannot be found.
-    """
-    if shows_features(model):
+    """Returns F, the classifier's number of inputs; arguments and errors as in `last_dense`."""
+    if _shows_features(model):
         return _classify_traced(model, variables)[0][0][1]
     return _kernel(variables, last_dense(model, variables, images)).shape[0]
 
@@ -88,7 +128,10 @@ def all_but_head(model: Any) -> SharingRule:
     """
 
     def rule(variables: Variables) -> Any:
-        heads = _head_paths(model, variables)
+        if _shows_features(model):
+            heads = {path for path, _ in _classify_traced(model, variables)[0]}
+        else:
+            heads = {last_dense(model, variables)}
 
         def shared(path: tuple, leaf: Any) -> bool:
             del leaf
@@ -108,10 +151,157 @@ def only_head(model: Any) -> SharingRule:
     return lambda variables: jax.tree.map(lambda shared: not shared, keeps_head(variables))
 
 
-def _head_paths(model: Any, variables: Variables) -> frozenset[Path]:
-    if not shows_features(model):
-        return frozenset({last_dense(model, variables)})
-    return frozenset(path for path, _ in _classify_traced(model, variables)[0])
+def features_method(
+    model: Any,
+    variables: dict[str, Any],
+    images: jax.Array,
+    *,
+    frozen: bool = False,
+    mask: jax.Array | None = None,
+    around: Around | None = None,
+) -> _FeaturesMethod:
+    """Returns a function to apply instead of `__call__`; it returns (features, outputs).
+
+        method = features_method(model, variables, images)
+        features, logits = model.apply(variables, images, method=method)
+
+    Args:
+      model: a linen module, or the result of `from_nnx`.
+      variables: its collections; only shapes count.
+      images: f[B, ...]; only the shape counts.
+      frozen: whether the gradient of the outputs stops at the features.
+      mask: f[F], multiplies the features; None for no mask.
+      around: called instead of the classifier, which it may call once, with f[..., F].
+
+    Raises:
+      ValueError: the model has no method `features` and does not end in a dense layer.
+    """
+
+    def pass_on(features: jax.Array, classify: Classify) -> tuple[jax.Array, Any]:
+        """The masked features, and the outputs computed from them."""
+        if mask is not None:
+            features = times(features, mask)
+        read = jax.lax.stop_gradient(features) if frozen else features
+        if around is None:
+            return features, classify(read)
+        # `around` may pass float32 to a classifier that computes in half precision.
+        return features, around(lambda x: classify(x.astype(features.dtype)), read)
+
+    if _shows_features(model):
+
+        def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
+            features = model.features(images, **mode_arguments(model.features, train))
+            options = mode_arguments(model.classify, train)
+            return pass_on(features, partial(model.classify, **options))
+
+        return shown
+
+    classifier = last_dense(model, variables, images)
+
+    def intercepted(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
+        seen = []  # created in each trace, so that no tracer outlives its trace
+
+        def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+            if not call.is_dense or call.path != classifier:
+                return function(*args, **kwargs)
+            features, output = pass_on(args[0], lambda x: function(x, *args[1:], **kwargs))
+            seen.append(features)
+            return output
+
+        with intercepting(note):
+            outputs = model(images, **mode_arguments(model.__call__, train))
+        return seen[-1], outputs
+
+    return intercepted
+
+
+def times(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Multiplies x f[..., C] by a mask f[C], in the dtype of x; refuses masks of other sizes."""
+    if mask.shape != x.shape[-1:]:
+        raise ValueError(
+            f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels: add "
+            "masks by fedjax_bn.models.masks.with_masks(model, variables, images=images)"
+        )
+    return x * mask.astype(x.dtype)
+
+
+def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
+    """Returns the path of the dense layer from whose output the model's outputs are computed.
+
+    Args:
+      model: a linen module, or the result of `from_nnx`.
+      variables: its collections; only shapes count.
+      images: f[B, ...]; only the shape counts. Without images, returns the only dense layer, or
+        else traces the model with images of a shape that it accepts (`readable_images`).
+
+    Raises:
+      ValueError: there is no candidate, or there are several, or the named classifier is not a
+        dense layer; the message lists the dense layers.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
+    dense = [path[:-1] for path in kernels if path[-1] == "kernel"]
+    path = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
+    origin = f"named {'/'.join(path)!r}" if path else "no nn.Dense or nnx.Linear"
+    if not path and images is None and len(dense) == 1:
+        return dense[0]
+    if not path and dense:
+        images = readable_images(model, variables) if images is None else images
+        sources = _sources_of(model, variables, images)
+        candidates = sorted(sources.outputs)
+        if len(candidates) == 1 and sources.called.get(candidates[0]) == sources.shape:
+            path = candidates[0][0]
+        parts = [repr("/".join(path)) if path else "no dense layer" for path, _ in candidates]
+        origin = f"made of {' and '.join(parts) or 'no dense layer'}"
+    if path not in dense:
+        raise ValueError(
+            f"the classifier of {name_of(model)} is {origin}, and its dense layers "
+            f"are {', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
+            "fedjax_bn.models.with_classifier(model, NAME), or split __call__ into methods "
+            "features(images) -> f[B, F] and classify(features) -> f[B, classes]"
+        )
+    return path
+
+
+def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
+    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
+
+    `method` needs them; the other arguments are those of `last_dense`.
+    """
+    sources = _sources_of(model, variables, images)
+    if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
+        raise ValueError(
+            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
+            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
+        )
+
+
+def _shows_features(model: Any) -> bool:
+    """Whether a model has methods `features` and `classify` and no `classifier_path`."""
+    unnamed = not getattr(model, "classifier_path", "")
+    return unnamed and hasattr(model, "features") and hasattr(model, "classify")
+
+
+def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
+    """Returns the first shape of images that a model can be traced with, or raises ValueError."""
+    leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
+    maps = any(leaf.ndim == 4 for leaf in leaves)
+    channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
+    sides = dict.fromkeys((*_SIDES, *range(1, 65)))
+    flat = [(count,) for count in channels]
+    shapes = [(side, side, count) for side in sides for count in channels]
+    for shape in (*shapes, *flat) if maps else (*flat, *shapes):
+        images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
+        try:
+            _sources_of(model, variables, images)
+        except Exception:  # a user's model may raise anything for images of the wrong shape
+            continue
+        return images
+    raise ValueError(
+        f"the classifier of {name_of(model)} cannot be found without images: name it by "
+        "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
+        "classify"
+    )
 
 
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:
@@ -132,134 +322,18 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not layers:
-        raise ValueError(
-            f"the classifier of {name_of(model)} cannot be found: its method classify must call an "
-            "nn.Dense or nnx.Linear"
-        )
+        raise ValueError(f"the method classify of {name_of(model)} must call a dense layer")
     return layers, outputs
-
-
-def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
-    """Returns the path of the dense layer from whose output the model's outputs are computed.
-
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts. Without images, returns the only dense layer, or
-        else traces the model with images of a shape that it accepts (`readable_images`).
-
-    Raises:
-      ValueError: there is no candidate, or there are several, or the named classifier is not a
-        dense layer; the message lists the dense layers.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
-    dense = [path[:-1] for path in kernels if path[-1] == "kernel"]
-    listed = f" (its dense layers are {', '.join(map('/'.join, dense))})" if dense else ""
-    path = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
-    problem = "end in an nn.Dense or nnx.Linear"
-    if not path and images is None and len(dense) == 1:
-        path = dense[0]
-    elif dense and not path:
-        form = readable_images(model, variables) if images is None else images
-        sources = _sources_of(model, variables, form)
-        source, *more_sources = sorted(sources.outputs) or [_OTHER]
-        if not more_sources and source != _OTHER and sources.called[source] == sources.shape:
-            path = source[0]
-        elif more_sources and sources.shape is not None:
-            parts = ["/".join(path) for path, _ in (source, *more_sources)]
-            named = [repr(part) if part else "values of no dense layer" for part in parts]
-            problem = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
-    if not dense or not path:
-        name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or "
-        raise ValueError(
-            f"the features before the classifier are needed, but {name_of(model)} does not "
-            f"{problem}{listed}: {name * bool(dense)}split its __call__ into methods "
-            "features(images) -> f[B, F] and classify(features) -> f[B, classes], as the networks "
-            "of fedjax_bn.models do"
-        )
-    if path not in dense:
-        raise ValueError(
-            f"{name_of(model)} has no dense layer {'/'.join(path)!r}{listed}: name one of these "
-            "by fedjax_bn.models.with_classifier(model, NAME)"
-        )
-    return path
-
-
-def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
-    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
-
-    Args:
-      method: what needs linear logits; the error message begins with this name.
-      model, variables, images: as in `last_dense`.
-    """
-    sources = _sources_of(model, variables, images)
-    if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
-        raise ValueError(
-            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
-            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
-        )
-
-
-def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies; `method` is for the error message.
-
-    Raises:
-      ValueError: the classifier cannot be found, or consists of several layers.
-    """
-    path = sizes_of(model, variables).path
-    if not path:
-        raise ValueError(
-            f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: name one by "
-            "fedjax_bn.models.with_classifier(model, NAME)"
-        )
-    return path
-
-
-def shows_features(model: Any) -> bool:
-    """Whether a model has methods `features` and `classify` and no `classifier_path`."""
-    named = getattr(model, "classifier_path", "")
-    return not named and hasattr(model, "features") and hasattr(model, "classify")
-
-
-def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
-    """Returns the first shape of images that a model can be traced with.
-
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections; only shapes count.
-
-    Raises:
-      ValueError: the model accepts none of the shapes tried.
-    """
-    leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
-    maps = any(leaf.ndim == 4 for leaf in leaves)
-    channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
-    sides = dict.fromkeys((*_SIDES, *range(1, 65)))
-    flat = [(count,) for count in channels]
-    shapes = [(side, side, count) for side in sides for count in channels]
-    for shape in (*shapes, *flat) if maps else (*flat, *shapes):
-        images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
-        try:
-            _sources_of(model, variables, images)
-        except Exception:  # a user's model may raise anything for images of the wrong shape
-            continue
-        return images
-    raise ValueError(
-        f"the classifier of {name_of(model)} cannot be found without images: name it by "
-        "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
-        "classify, as the networks of fedjax_bn.models have them"
-    )
 
 
 class _Sources(NamedTuple):
     """The dense layers from which a model's outputs are computed.
 
-    outputs: the sources of the outputs.
-    direct: whether the outputs equal the outputs of their sources, up to operations in `_SAME`.
-    called: the calls of dense layers in order, with the shapes of their outputs.
-    shape: shape of the model's output; None unless it is a single array.
+    Attributes:
+      outputs: the sources of the outputs.
+      direct: whether the outputs equal those of their sources, up to operations in `_SAME`.
+      called: the calls of dense layers in order, with the shapes of their outputs.
+      shape: shape of the model's output; None unless it is a single array.
     """
 
     outputs: frozenset[_Source]

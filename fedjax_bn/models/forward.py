@@ -5,18 +5,27 @@ features, masks, hooks, statistics rules and the argument `train` (or `determini
 callers need not check which of these a model has.
 """
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 
 from fedjax_bn.models import hooks, masks
-from fedjax_bn.models.dropout import require_dropout
-from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
+from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
-from fedjax_bn.normalization.calls import SERVED, mode_arguments, name_of
+from fedjax_bn.normalization.calls import (
+    PREDICTING,
+    SERVED,
+    TRAINING,
+    Call,
+    intercepting,
+    mode_arguments,
+    name_of,
+)
 from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
 from fedjax_bn.sharing import (
     FROZEN,
@@ -80,8 +89,7 @@ def forward(
     Raises:
       ValueError: the images are integers; features are requested, but the model's classifier cannot
         be found; a statistics rule is given, but the model has no batch norm, or one that no rule
-        reaches; the model is an nnx module without `from_nnx`; in training its dropout is off,
-        see `models.dropout`.
+        reaches; the model is an nnx module without `from_nnx`; in training its dropout is off.
     """
     require_floats(images)
     frozen_leaves = variables.get(FROZEN) or {}
@@ -98,15 +106,14 @@ def forward(
         feature_masks = without(feature_masks, masks.FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
-            f"{name_of(model)} has no method apply: a model is a linen module, or "
-            "fedjax_bn.models.from_nnx(net) of an nnx module with its weights"
+            f"{name_of(model)} has no method apply: give a linen module, or "
+            "fedjax_bn.models.from_nnx(net) of an nnx module"
         )
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
         raise ValueError(
-            f"a statistics rule chooses how batch norms normalize, but the variables of "
-            f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
-            "method that needs none, such as fedavg, and the adaptation running"
+            f"{name_of(model)} has no batch norm for a statistics rule: build the model with "
+            f"{SERVED}, or use a method that needs none, such as fedavg, and the adaptation running"
         )
     method, mask = None, feature_masks.get(masks.FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
@@ -118,24 +125,20 @@ def forward(
         options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
-    rule = normalize_with(statistics, valid, owners=owners)
-    contexts = (
-        masks.multiply(feature_masks),
-        *hooked.contexts,
-        rule,
-        *require_dropout(model, train),
-    )
-    with ExitStack() as around_layers:
-        for context in contexts:
-            around_layers.enter_context(context)
+    with ExitStack() as contexts:
+        contexts.enter_context(masks.multiply(feature_masks))
+        for context in hooked.contexts:
+            contexts.enter_context(context)
+        contexts.enter_context(normalize_with(statistics, valid, owners=owners))
+        if train and _leaves_dropout_off(model):
+            contexts.enter_context(_refusing_dropout(model))
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     moved = trainable(moved, frozen_leaves)
-    read_features, outputs = out if method else (None, out)
-    features, recorded = read_features if shown or frozen else None, moved.get(RECORDED, {})
-    return Output(
-        read_features if instead else outputs, features, without(moved, RECORDED), recorded
-    )
+    features, outputs = out if method else (None, out)
+    outputs = features if instead else outputs
+    features = features if shown or frozen else None
+    return Output(outputs, features, without(moved, RECORDED), moved.get(RECORDED, {}))
 
 
 def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> StatisticsRule:
@@ -147,3 +150,52 @@ def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> S
         return statistics_of(rule, layer, x, valid)
 
     return fixing
+
+
+def _leaves_dropout_off(model: Any) -> bool:
+    """Whether nothing tells a model that a pass trains, and it does not decide so itself.
+
+    A model decides itself if its call has no further arguments, and it has no field like `train`.
+    """
+    network = _network_of(model)
+    methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
+    if any(mode_arguments(method, True) for method in methods if callable(method)):
+        return False
+    arguments = set(inspect.signature(network).parameters) - {"rngs"}
+    fields = (getattr(network, name, None) for name in (*TRAINING, *PREDICTING))
+    return len(arguments) != 1 or any(isinstance(field, bool) for field in fields)
+
+
+def _network_of(model: Any) -> Any:
+    network = inspect.unwrap(model)
+    # `net` is an attribute of what `from_nnx` returns; nnx takes long to import.
+    return network if isinstance(network, nn.Module) else getattr(network, "net", network)
+
+
+def _refusing_dropout(model: Any) -> AbstractContextManager:
+    """Returns a context in which dropout with a rate above 0 that is off raises ValueError."""
+
+    def refuse(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        module = call.module
+        arguments = inspect.signature(module).bind_partial(*args, **kwargs).arguments
+        off = arguments.get("deterministic")
+        off = module.deterministic if off is None else off
+        if off is True and (_rate(module) or 0) > 0:
+            raise ValueError(
+                f"the dropout {'/'.join(call.path)!r} of {name_of(_network_of(model))} is off in "
+                f"training: add an argument {', '.join(TRAINING)}, {' or '.join(PREDICTING)} to "
+                "its __call__ and pass it to the dropout, or set the dropout's rate to 0"
+            )
+        return function(*args, **kwargs)
+
+    def concerns(call: Call) -> bool:
+        return call.method == "__call__" and _rate(call.module) is not None
+
+    return intercepting(refuse, concerns, reads_outputs=False)
+
+
+def _rate(module: Any) -> float | None:
+    """Returns the rate of flax's dropout or of the dropout in its attention; None for others."""
+    if not hasattr(module, "deterministic"):
+        return None
+    return getattr(module, "rate", getattr(module, "dropout_rate", None))

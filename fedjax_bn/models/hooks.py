@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_bn.engine.backend import where_tree
-from fedjax_bn.models.features import Around
+from fedjax_bn.models.classifier import Around
 from fedjax_bn.sharing import MEASURED, OWN, Variables, join, without
 
 PyTree = Any
@@ -43,11 +43,9 @@ _FOLLOWERS: dict[str, Follow] = {}
 def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
     """Makes `forward` call a hook whenever the variables contain a collection.
 
-    Args:
-      collection: name of the collection that a method adds.
-      hook: `(tree, images, key) -> Hooked`; key is None at test.
-      follow: `(received, so_far, images, valid) -> tree`: what a client has measured after the next
-        batch of its stream; for the collection `sharing.MEASURED` alone.
+    `hook(tree, images, key) -> Hooked` gets the key None at test. `follow(received, so_far, images,
+    valid) -> tree`, for the collection `sharing.MEASURED` alone, is what a client has measured
+    after the next batch of its stream.
     """
     _HOOKS[collection] = hook
     if follow is not None:
@@ -59,10 +57,7 @@ def take(
 ) -> tuple[Variables, Hooked]:
     """Returns the variables without the collections that have hooks, and the hooks' joint changes.
 
-    Args:
-      variables: a model's collections, optionally with some that have hooks.
-      images: f[B, ...], prepared as the model expects.
-      key: random key of a training pass; None at test.
+    `images` f[B, ...] are prepared as the model expects; `key` is None at test.
     """
     hooked = Hooked(images)
     # In the order of names, so that the order of imports has no effect.
@@ -89,10 +84,7 @@ def follow(
 ) -> PyTree:
     """Returns what a client has measured (`sharing.MEASURED`) after the next batch of its stream.
 
-    Args:
-      variables: as the client received them.
-      so_far: the collection before the batch; that of the variables before the first one.
-      images: f[B, ...], prepared as the model expects.
-      valid: bool[B], the samples that count; None for all.
+    `variables` are those that the client received, `so_far` the collection before the batch of
+    `images` f[B, ...], of which `valid` bool[B] count (None for all).
     """
     return _FOLLOWERS[MEASURED](variables[MEASURED], so_far, images, valid)

@@ -8,7 +8,7 @@ and later NaN.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,7 @@ from fedjax_bn.normalization.calls import outputs_are_read
 
 _Initializer = jax.nn.initializers.Initializer
 _Norm = Literal["batch", "group", "none"]
+_Network = TypeVar("_Network", bound=nn.Module)
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -84,18 +85,14 @@ class Network(nn.Module, kw_only=True):
           f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
 
         Raises:
-          ValueError: the padded map is smaller than the kernel, its dtype is an integer one, or
-            columns are packed and there are further options.
+          ValueError: the padded map is smaller than the kernel, or its dtype is an integer one.
         """
-        if columns != (1, 1) and options:
-            raise ValueError(f"{name}: packed columns are for plain convolutions, not {options}")
         x = unpack(x, columns[0])
         _check_window(x, kernel, padding, name)
+        convolve = _standardized_convolve if self.norm == "none" else _convolve
         conv_options = {
             "bias_init": _fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-            "conv_general_dilated_cls": lambda: partial(
-                _standardized_convolve if self.norm == "none" else _convolve, columns=columns
-            ),
+            "conv_general_dilated_cls": lambda: partial(convolve, columns=columns),
         }
         layer = nn.Conv(
             features,
@@ -133,12 +130,10 @@ class Network(nn.Module, kw_only=True):
     ) -> jax.Array:
         """Applies the network's norm, a ReLU and `max_pool`, f[B, H, W, C] -> f[B, H', W', C].
 
-        Only `BatchNorm` takes options.
-
         On accelerators the maximum comes before the normalization, which is monotone, so that less
         is normalized. The values are the same, and so is the gradient, but for another subgradient
         by a scale of 0. The norm's own output stays that before the pooling wherever our handlers
-        or flax's `capture_intermediates` read it.
+        or flax's `capture_intermediates` read it. Only `BatchNorm` takes options.
         """
         pool = partial(max_pool, window=window, strides=strides, padding=padding)
         read = outputs_are_read() or self.is_mutable_collection("intermediates")
@@ -181,18 +176,12 @@ def _convolve(
     """Convolves x f[B, H, W, C] with the kernel f[h, w, C, F], by packed columns if there are."""
     if columns == (1, 1):
         return cpu.convolve(x, kernel, strides, padding, **options)
-    packed_in, packed_out = columns
-    return unpack(
-        convolve_packed(pack(x, packed_in), kernel, strides, padding, packed_in, packed_out),
-        packed_out,
-    )
+    y = convolve_packed(pack(x, columns[0]), kernel, strides, padding, *columns)
+    return unpack(y, columns[1])
 
 
-def _standardized_convolve(
-    x: jax.Array, kernel: jax.Array, *positional: Any, **options: Any
-) -> Any:
-    """Convolves x f[B, H, W, C] with the standardized kernel f[h, w, C, F]."""
-    return _convolve(x, _standardized(kernel), *positional, **options)
+def _standardized_convolve(x: jax.Array, kernel: jax.Array, *args: Any, **options: Any) -> Any:
+    return _convolve(x, _standardized(kernel), *args, **options)
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:
@@ -211,13 +200,8 @@ def _standardized(kernel: jax.Array) -> jax.Array:
 def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
     """Returns `make(name=...)`, which makes a norm layer, or the identity for "none".
 
-    Args:
-      norm: as in `Network`; "group" makes up to 32 groups of at least four channels, or one group
-        if the number of channels is not a multiple of four.
-      param_dtype: dtype in which the variables are created.
-
-    Raises:
-      ValueError: the norm is unknown.
+    "group" makes up to 32 groups of at least four channels, or one group if the number of channels
+    is not a multiple of four. Raises ValueError for an unknown norm.
     """
     if norm not in get_args(_Norm):
         raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(_Norm))}")
@@ -285,27 +269,12 @@ def average_pool(x: jax.Array, window: int) -> jax.Array:
     return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
 
 
-def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
-    """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
-
-    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
-    columns; the bins overlap where `size` does not divide H.
-    """
-    for axis in (1, 2):
-        n = x.shape[axis]
-        bins = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
-        means = [jax.lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
-        x = jnp.stack(means, axis)
-    return x
-
-
 def require_floats(x: jax.Array) -> None:
     """Raises ValueError for integers: stored pixels must be standardized before a network."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
             f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
-            "use fedjax_bn.serving.predictor, which prepares them, or "
-            "data.pixels.images.standardize"
+            "use fedjax_bn.serving.predictor or data.pixels.images.standardize"
         )
 
 
@@ -320,14 +289,27 @@ def require_sides(images: jax.Array, stride: int, name: str) -> None:
 
 def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
     require_floats(x)
-    if x.ndim != 4:
+    if x.ndim != 4 or min(x.shape[1:3]) + 2 * padding < window:
         raise ValueError(
             f"this network reads images f[B, H, W, C], not samples of shape {x.shape[1:]}: {name} "
-            "needs a map; use another model, such as MLP"
+            f"needs a map of at least {window}x{window}, others are too small: "
+            "use larger images or another model, such as MLP"
         )
-    height, width = x.shape[1] + 2 * padding, x.shape[2] + 2 * padding
-    if min(height, width) < window:
-        raise ValueError(
-            f"the images are too small for this network: {name} needs a map of at least "
-            f"{window}x{window} and gets {height}x{width}; use larger images or another model"
-        )
+
+
+def variant(
+    kind: Callable[..., _Network], name: str, about: str, **usual: Any
+) -> Callable[..., _Network]:
+    """Returns a function `name(num_classes, **fields)` that makes a network of these usual fields.
+
+    `about` is its docstring.
+    """
+    usual_classes = kind.num_classes
+
+    def make(num_classes: int = usual_classes, **fields: Any) -> _Network:
+        return kind(num_classes=num_classes, **usual | fields)
+
+    make.__name__ = make.__qualname__ = name
+    make.__module__, make.__doc__ = kind.__module__, about
+    make.__annotations__["return"] = kind  # from which the configuration reads the fields
+    return make

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.arguments.ranges import Units, bounded
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.layers import fan_in_uniform
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, all_but, path_names
@@ -30,8 +30,6 @@ FACTORS = ("lora_a", "lora_b")
 
 @dataclass(frozen=True)
 class _LowRank(Wrapped):
-    """A model with low-rank factors on some dense layers; see `lora`."""
-
     rank: int
     where: Callable[[str], bool]
 
@@ -98,10 +96,9 @@ def with_factors(
         shapes_of(model.network, variables, images)
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
     if not chosen:
-        dense_layers = ", ".join("/".join(path) for path in sorted(kernels)[:8])
         raise ValueError(
-            f"where chooses no dense layer of {name_of(model)}, which has "
-            f"{dense_layers or 'no dense layer'}: choose paths such as these"
+            f"where chooses none of the dense layers of {name_of(model)}: "
+            f"{', '.join(map('/'.join, sorted(kernels))) or 'it has none'}"
         )
     params = flatten_dict(variables["params"])
     keys = jax.random.split(stream(key, "low-rank factors"), len(chosen))
@@ -116,8 +113,7 @@ def with_factors(
 def merged(variables: Variables) -> Variables:
     """Returns the variables of the plain network, with A B added to the kernels.
 
-    Args:
-      variables: the collections of a model made by `lora`.
+    `variables` are the collections of a model made by `lora`.
     """
     plain, factors = _parts(variables)
     leaves = flatten_dict(plain["params"])
@@ -129,11 +125,8 @@ def merged(variables: Variables) -> Variables:
 def all_but_factors(*paths: str) -> SharingRule:
     """Returns the rule that is True for all leaves but factors and some modules, for `frozen=`.
 
-    Args:
-      paths: modules that are trained as well, such as "head".
-
-    Raises:
-      ValueError: when the rule is used, a path is not in the variables.
+    `paths` are modules that are trained as well, such as "head"; using the rule raises ValueError
+    if one is not in the variables.
     """
     rule = all_but(*paths)
 

@@ -1,7 +1,7 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
 They are stored in the collection `mask`: name -> f[C]. The mask "features" multiplies the inputs of
-the classifier (see `fedjax_bn.models.features`), or in a detector the maps that its prediction
+the classifier (see `fedjax_bn.models.classifier`), or in a detector the maps that its prediction
 layers read. Any other name is the path of a module, such as "layer4_1", whose output is multiplied.
 The model itself does not change: `models.forward.forward` applies the masks in the variables.
 """
@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.classifier import features_read
-from fedjax_bn.models.features import features_method, times
+from fedjax_bn.models.classifier import features_method, features_read, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
@@ -31,10 +30,9 @@ def take(variables: Variables) -> tuple[Variables, Masks]:
 
 
 def multiply(masks: Masks) -> AbstractContextManager:
-    """Returns a context in which modules are traced with masked outputs.
+    """Returns a context in which modules have outputs masked by name -> f[C].
 
-    Args:
-      masks: name -> f[C]; "features" is ignored, because `features_method` applies it.
+    "features" is ignored, because `features_method` applies it.
     """
     inside = without(masks, FEATURES)
     if not inside:
@@ -85,23 +83,15 @@ def with_masks(
         channels = _channels(model, plain, images)
     if FEATURES in missing and FEATURES not in channels:
         channels[FEATURES] = features_read(model, plain, images)
-    for name in missing:
-        if name not in channels:
-            valid_names, remedy = sorted({*channels, FEATURES} if images is None else channels), ""
-            if images is None:
-                remedy = (
-                    ", whose sizes follow from the parameters: for another one add the masks by "
-                    "fedjax_bn.models.masks.with_masks(model, variables, names, images=images)"
-                )
-            raise ValueError(
-                f"{name_of(model)} has no intermediate {name!r} to mask; valid are "
-                f"{', '.join(valid_names)}{remedy}"
-            )
+    if unknown := [name for name in missing if name not in channels]:
+        raise ValueError(
+            f"{name_of(model)} has no intermediate {unknown[0]!r} to mask; valid are "
+            f"{', '.join(sorted({*channels, FEATURES}))}, and all modules where "
+            "fedjax_bn.models.masks.with_masks gets images"
+        )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
-    return {
-        **plain,
-        COLLECTION: {name: jnp.ones(channels[name], dtype) for name in missing} | {**masks},
-    }
+    ones = {name: jnp.ones(channels[name], dtype) for name in missing}
+    return {**plain, COLLECTION: ones | {**masks}}
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:

@@ -2,12 +2,13 @@
 
 MLP, TwoLayer, DigitCNN and AlexNet are FedBN's. Residual networks (He et al. 2016) and densely
 connected ones (Huang et al. 2017) follow torchvision, where the 3x3 convolution of a bottleneck has
-the stride. All also have the attributes `param_dtype` and `norm` of `layers.Network`.
+the stride. All also have the attributes `num_classes`, and `param_dtype` and `norm` of
+`layers.Network`.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -19,7 +20,6 @@ from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.models.layers import (
     Classifier,
     Network,
-    adaptive_average_pool,
     average_pool,
     dense,
     fan_in_uniform,
@@ -27,6 +27,7 @@ from fedjax_bn.models.layers import (
     he_fan_out,
     norm_of,
     require_floats,
+    variant,
 )
 
 
@@ -46,7 +47,6 @@ class MLP(Classifier):
     flattened.
 
     Attributes:
-      num_classes: number of logits.
       hidden: widths of the hidden layers.
     """
 
@@ -72,7 +72,6 @@ class TwoLayer(Classifier):
     a large alpha the magnitudes of the neurons are learned before their directions (section 4.3).
 
     Attributes:
-      num_classes: number of logits.
       hidden: number of neurons in the hidden layer.
       alpha: standard deviation of the initial weights and biases of both layers.
     """
@@ -82,7 +81,7 @@ class TwoLayer(Classifier):
     alpha: Above0 = 10.0
 
     def setup(self) -> None:
-        """Makes the layers."""
+        """Makes the classifier."""
         draw = nn.initializers.normal(self.alpha)
         drawn = {"kernel_init": draw, "bias_init": draw, "param_dtype": self.param_dtype}
         self.dense1 = nn.Dense(self.hidden, **drawn)
@@ -101,7 +100,6 @@ class SmallCNN(Classifier):
     multiplications per image of 32x32. Images may have any size.
 
     Attributes:
-      num_classes: number of logits.
       widths: channels of the convolutions.
     """
 
@@ -131,7 +129,6 @@ class DigitCNN(Classifier):
     code has it once.
 
     Attributes:
-      num_classes: number of logits.
       hidden: widths of the two hidden dense layers.
       width: channels of the first two convolutions; the third has twice as many.
     """
@@ -158,9 +155,12 @@ class DigitCNN(Classifier):
         return _hidden_layers(self, x, norms=3)
 
 
-def SmallDigitCNN(num_classes: int = 10, **fields: Any) -> DigitCNN:
-    """DigitCNN with hidden layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
-    return DigitCNN(num_classes=num_classes, **{"hidden": (256, 128)} | fields)
+SmallDigitCNN = variant(
+    DigitCNN,
+    "SmallDigitCNN",
+    "DigitCNN with hidden layers of 256 and 128: 2.0 instead of 14.2 million parameters.",
+    hidden=(256, 128),
+)
 
 
 class AlexNet(Classifier):
@@ -170,7 +170,6 @@ class AlexNet(Classifier):
     Designed for images of 256x256; the smallest possible size is 63x63.
 
     Attributes:
-      num_classes: number of logits.
       hidden: widths of the two hidden dense layers.
     """
 
@@ -194,12 +193,7 @@ class AlexNet(Classifier):
                 x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
             else:
                 x = nn.relu(self.normalize(x, f"norm{i}"))
-        return _hidden_layers(self, adaptive_average_pool(x, 6), norms=5)
-
-
-def _epsilon(keras: bool) -> dict[str, float]:
-    """The options of a ResNet's batch norms."""
-    return {"epsilon": 1e-3} if keras else {}
+        return _hidden_layers(self, _adaptive_average_pool(x, 6), norms=5)
 
 
 class _ResidualBlock(Network):
@@ -228,32 +222,18 @@ class _ResidualBlock(Network):
             height, width = (-(-side // self.strides) for side in x.shape[1:3])
             packed = columns.fitting((x.shape[0], height, width, out))
             read = math.gcd(columns.fitting(x.shape), self.strides * packed)
-        options = _epsilon(self.keras)
+        options = {"epsilon": 1e-3} if self.keras else {}
+        convolve = partial(self.convolve, kernel_init=he_fan_out)
         # Packed once for both readers, so that XLA adds their gradients packed.
         x = shortcut = columns.pack(x, read)
         # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.
         if self.strides != 1 or channels != out:
-            shortcut = self.convolve(
-                x,
-                out,
-                1,
-                self.strides,
-                kernel_init=he_fan_out,
-                name="shortcut_conv",
-                columns=(read, packed),
-            )
+            layout = (read, packed)
+            shortcut = convolve(x, out, 1, self.strides, name="shortcut_conv", columns=layout)
             shortcut = self.normalize(shortcut, "shortcut_norm", packed, **options)
         for i, (width, kernel, strides) in enumerate(branch, start=1):
-            x = self.convolve(
-                x,
-                width,
-                kernel,
-                strides,
-                kernel // 2,
-                kernel_init=he_fan_out,
-                name=f"conv{i}",
-                columns=(read, packed),
-            )
+            form, layout = (width, kernel, strides, kernel // 2), (read, packed)
+            x = convolve(x, *form, name=f"conv{i}", columns=layout)
             x, read = self.normalize(x, f"norm{i}", packed, **options), packed
             x = nn.relu(x if i < len(branch) else x + shortcut)
         x = columns.unpack(x, packed)
@@ -270,7 +250,6 @@ class ResNet(Classifier):
     Attributes:
       stage_sizes: number of blocks in each stage; the first stage does not halve the map.
       bottleneck: whether the blocks are bottlenecks.
-      num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
       keras: whether it is in the form of Keras: a bottleneck has its stride in the first 1x1
         convolution, as in He et al. 2016, and batch norms have an epsilon of 1e-3.
@@ -290,8 +269,9 @@ class ResNet(Classifier):
     @nn.compact
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F] with four stages, the last block's output."""
+        options = {"epsilon": 1e-3} if self.keras else {}
         x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
-        x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **_epsilon(self.keras))
+        x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **options)
         for stage, size in enumerate(self.stage_sizes):
             for block in range(size):
                 strides = 2 if stage > 0 and block == 0 else 1
@@ -305,20 +285,25 @@ class ResNet(Classifier):
         return self.maps(images).mean((1, 2))
 
 
-def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` as in `ResNet`."""
-    return ResNet(num_classes=num_classes, **{"stage_sizes": (1, 1, 1, 1)} | fields)
-
-
-def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-18: 20 batch norms, 3 of them in shortcuts; 512 features; `fields` as in `ResNet`."""
-    return ResNet(num_classes=num_classes, **{"stage_sizes": (2, 2, 2, 2)} | fields)
-
-
-def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` as in `ResNet`."""
-    usual: dict[str, Any] = {"stage_sizes": (3, 4, 6, 3), "bottleneck": True}
-    return ResNet(num_classes=num_classes, **usual | fields)
+ResNet10 = variant(
+    ResNet,
+    "ResNet10",
+    "ResNet-10, for small experiments: 12 batch norms, 512 features; fields as in `ResNet`.",
+    stage_sizes=(1, 1, 1, 1),
+)
+ResNet18 = variant(
+    ResNet,
+    "ResNet18",
+    "ResNet-18: 20 batch norms, 3 of them in shortcuts; 512 features; fields as in `ResNet`.",
+    stage_sizes=(2, 2, 2, 2),
+)
+ResNet50 = variant(
+    ResNet,
+    "ResNet50",
+    "ResNet-50: bottlenecks, 53 batch norms, 2048 features; fields as in `ResNet`.",
+    stage_sizes=(3, 4, 6, 3),
+    bottleneck=True,
+)
 
 
 class _DenseLayer(Network):
@@ -355,7 +340,6 @@ class DenseNet(Classifier):
 
     Attributes:
       block_sizes: number of dense layers in each block.
-      num_classes: number of logits.
       growth: channels that each dense layer appends.
       width: channels of the stem.
     """
@@ -366,7 +350,8 @@ class DenseNet(Classifier):
     width: Units = 64
 
     def setup(self) -> None:
-        """Makes the classifier, whose bias starts at 0, as in torchvision."""
+        """Makes the classifier."""
+        # The bias starts at 0, as in torchvision.
         self.head = nn.Dense(
             self.num_classes, kernel_init=fan_in_uniform, param_dtype=self.param_dtype
         )
@@ -384,6 +369,23 @@ class DenseNet(Classifier):
         return nn.relu(self.normalize(x, "final_norm")).mean((1, 2))
 
 
-def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:
-    """DenseNet-121: 121 batch norms, 1024 features; `fields` as in `DenseNet`."""
-    return DenseNet(num_classes=num_classes, **{"block_sizes": (6, 12, 24, 16)} | fields)
+DenseNet121 = variant(
+    DenseNet,
+    "DenseNet121",
+    "DenseNet-121: 121 batch norms, 1024 features; fields as in `DenseNet`.",
+    block_sizes=(6, 12, 24, 16),
+)
+
+
+def _adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
+    """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
+
+    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
+    columns; the bins overlap where `size` does not divide H.
+    """
+    for axis in (1, 2):
+        n = x.shape[axis]
+        bins = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        means = [jax.lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
+        x = jnp.stack(means, axis)
+    return x

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.normalization.calls import Call, flax_batch_norm, mode_arguments, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
@@ -39,7 +39,7 @@ class _Recorded(nnx.Variable):
 
 
 @dataclass(frozen=True)
-class NnxModel:
+class _NnxModel:
     """An nnx model with the functions `init` and `apply` of a linen one; made by `from_nnx`.
 
     The variables are nested dicts, as in linen: `params` holds every `nnx.Param` and `batch_stats`
@@ -117,7 +117,7 @@ class NnxModel:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
-def from_nnx(net: nnx.Module) -> NnxModel:
+def from_nnx(net: nnx.Module) -> _NnxModel:
     """Wraps an nnx module, for use with every method, sharing rule and adaptation.
 
     Statistics rules reach every `nnx.BatchNorm` in it. These layers keep flax's conventions:
@@ -133,10 +133,7 @@ def from_nnx(net: nnx.Module) -> NnxModel:
         `__call__`, so that no statistics rule could reach them.
     """
     if not isinstance(net, nnx.Module):
-        raise ValueError(
-            f"from_nnx takes an nnx.Module with its weights, such as Net(rngs=nnx.Rngs(0)), "
-            f"but got {net!r:.80}"
-        )
+        raise ValueError(f"from_nnx takes a module such as Net(rngs=nnx.Rngs(0)), not {net!r:.80}")
     for path, module in nnx.iter_graph(net):
         uncalled = isinstance(module, nnx.Module) and not callable(module)
         if uncalled and any(isinstance(leaf, nnx.BatchStat) for leaf in vars(module).values()):
@@ -144,7 +141,7 @@ def from_nnx(net: nnx.Module) -> NnxModel:
                 f"the module {'/'.join(map(str, path))!r} has running statistics and no __call__, "
                 "so that no statistics rule reaches them: use flax.nnx.BatchNorm there"
             )
-    return NnxModel(nnx.merge(*_split(net)))
+    return _NnxModel(nnx.merge(*_split(net)))
 
 
 def to_nnx(model: Any, variables: Variables) -> nnx.Module:
@@ -164,13 +161,8 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
     """
     while isinstance(model, Wrapped):
         model = model.network
-    if isinstance(model, nnx.Module):
+    if not isinstance(model, _NnxModel):
         model = from_nnx(model)
-    if not isinstance(model, NnxModel):
-        raise ValueError(
-            f"to_nnx takes an nnx module or what from_nnx makes of it, not {type(model).__name__}: "
-            "model.apply of a linen model takes the variables as they are"
-        )
     net, variables = nnx.merge(*_split(model.net)), predicting(variables)
     module_shapes, shapes = (
         {path: jnp.shape(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
@@ -263,7 +255,7 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
-    """The variables of each kind as nested dicts; a kind without variables has no collection."""
+    """The variables of each kind as nested dicts, without empty collections."""
     leaves = {
         (collection, *path): leaf[...]
         for path, leaf in _leaves(net)
@@ -276,23 +268,25 @@ def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables
 def _fill(net: nnx.Module, variables: Variables) -> None:
     """Writes the variables to the net, and adds parameters that it lacks, such as gates."""
     values = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
-    for path, leaf in _leaves(net):
-        for collection, kind in _COLLECTIONS.items():
-            if isinstance(leaf, kind):
-                if (collection, *path) not in values:
-                    raise ValueError(
-                        f"the variables lack {'/'.join((collection, *path))} of "
-                        f"{type(net).__name__}: make them with init of the same model"
-                    )
-                _set_value(leaf, values.pop((collection, *path)))
+    leaves = {
+        (collection, *path): leaf
+        for path, leaf in _leaves(net)
+        for collection, kind in _COLLECTIONS.items()
+        if isinstance(leaf, kind)
+    }
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
-    for (collection, *inner, name), value in values.items():
-        if not isinstance(modules.get(tuple(inner)), nnx.Module) or collection != "params":
-            raise ValueError(
-                f"{type(net).__name__} has no {'/'.join((collection, *inner, name))}: make the "
-                "variables with init of the same model"
-            )
-        setattr(modules[tuple(inner)], name, nnx.Param(value))
+    added = [path for path in values if path not in leaves]
+    owners = {path: modules.get(path[1:-1]) for path in added if path[0] == "params"}
+    strange = [path for path in added if not isinstance(owners.get(path), nnx.Module)]
+    lacking = [path for path in leaves if path not in values]
+    if lacking or strange:
+        problem = "the variables lack" if lacking else f"{type(net).__name__} has no"
+        path = "/".join((lacking or strange)[0])
+        raise ValueError(f"{problem} {path}: make the variables with init of the same model")
+    for path, leaf in leaves.items():
+        _set_value(leaf, values[path])
+    for path, module in owners.items():
+        setattr(module, path[-1], nnx.Param(values[path]))
 
 
 def _reseed(net: nnx.Module, key: jax.Array) -> None:

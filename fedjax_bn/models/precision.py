@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import parameter_dtype
-from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -15,8 +15,6 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class _InDtype(Wrapped):
-    """A model whose layers compute in another dtype than its parameters have; see `in_dtype`."""
-
     dtype: Any
 
     def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
@@ -40,12 +38,7 @@ def in_dtype(model: Any, dtype: Any) -> _InDtype:
     features and the loss. Batch norms compute moments and normalize in at least float32; running
     statistics are not rounded. Bfloat16 has the range of float32, so the loss needs no scaling.
 
-    Args:
-      model: a linen module or `models.from_nnx` of an nnx module.
-      dtype: bfloat16, or another floating dtype.
-
-    Raises:
-      ValueError: `dtype` is not floating.
+    `dtype` is bfloat16 or another floating dtype; others raise ValueError.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"a model computes in a floating dtype such as bfloat16, not {dtype!r}")

@@ -8,10 +8,9 @@ error.
 """
 
 import importlib
-import os
+import json
 import re
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.arguments.text import one_line
-from fedjax_bn.models.keras_weights import read_keras
 from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.unet import UNet
@@ -28,26 +26,32 @@ from fedjax_bn.models.vit import ConvNeXt, ViT
 from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
-
+_KINDS = (AlexNet, ConvNeXt, DenseNet, ResNet, UNet, ViT, YOLOv5)
+_ALEXNET = {"features": ("conv", (0, 3, 6, 8, 10)), "classifier": ("fc", (1, 4, 6))}
 # Other names of the same tensors -> the names of `torch_name`: torchvision numbers AlexNet's
 # layers, and its DenseNet files still have the names of 2017.
-_RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
-    AlexNet: tuple(
+_RENAMED: dict[type[nn.Module], list[tuple[str, str]]] = {
+    AlexNet: [
         (rf"^{part}\.{number}\.", f"{part}.{layer}{i}.")
-        for part, layer, numbers in (
-            ("features", "conv", (0, 3, 6, 8, 10)),
-            ("classifier", "fc", (1, 4, 6)),
-        )
+        for part, (layer, numbers) in _ALEXNET.items()
         for i, number in enumerate(numbers, start=1)
-    ),
-    DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
-    ConvNeXt: (),
-    ResNet: (),
-    UNet: (),
-    ViT: (),
-    YOLOv5: (),
+    ],
+    DenseNet: [(r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2")],
 }
 _SUFFIXES = (".safetensors", ".pth", ".pt")
+# Keras subtracts these means from pixels 0 to 255 in the order blue, green, red.
+_BGR_MEANS = np.array((103.939, 116.779, 123.68))
+# The usual standardization of RGB pixels 0 to 1, of which ours are made.
+_MEAN, _STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
+_KERAS_LEAVES = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "bias": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_BRANCHES = {"2a": "conv1", "2b": "conv2", "2c": "conv3", "1": "downsample.0"}
 
 
 def load_pretrained(
@@ -64,7 +68,7 @@ def load_pretrained(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-        For a ResNet with `keras=True`, a folder with `model.json` (see `keras_weights`). In a path
+        For a ResNet with `keras=True`, a folder with `model.json` of TensorFlow.js. In a path
         ~ is the home folder.
       model: a ResNet, DenseNet, AlexNet, ViT, ConvNeXt, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
@@ -80,27 +84,24 @@ def load_pretrained(
         fetched; a tensor is missing, left over, of another shape or not finite; or a variance is
         negative. The message names it.
     """
-    if type(model) not in _RENAMED:
+    path, keras = Path(source).expanduser(), getattr(model, "keras", False)
+    if type(model) not in _KINDS or (path / "model.json").is_file() != keras:
         raise ValueError(
-            f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
-            "ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet or YOLOv5, or leave pretrained "
-            "empty"
+            f"pretrained weights {source} are not for {type(model).__name__} with keras={keras}: "
+            "there are some for ResNet18, ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet and "
+            "YOLOv5, and folders of Keras for ResNet50:keras=True"
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
-    file_tensors = _read(source)
-    keras = os.path.isdir(os.path.expanduser(source))
-    if keras != getattr(model, "keras", False):
-        raise ValueError(
-            f"pretrained weights {source} are {'' if keras else 'not '}in Keras' form: build the "
-            f"ResNet with keras={keras}"
-        )
+    tensors = {}
+    for name, tensor in (_read_keras(path) if keras else _read(source, path)).items():
+        for pattern, replacement in _RENAMED.get(type(model), ()):
+            name = re.sub(pattern, replacement, name)
+        tensors[name] = tensor
     if isinstance(model, ViT):
-        file_tensors.pop(
-            "mask_token", None
-        )  # replaces hidden patches in DINOv2's own training alone
+        # It replaces hidden patches in DINOv2's own training alone.
+        tensors.pop("mask_token", None)
     try:
-        tensors = _rename(model, file_tensors)
         if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
             fresh, notes = _fresh_of_torchvisions_alexnet(leaves, names, tensors)
         else:
@@ -126,17 +127,14 @@ def _fresh_classifier(
         boxes, place = model.anchors.per_cell, 5  # a box has five numbers before its classes
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
-    model_size, file_size = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
+    outputs, file_shape = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
     if isinstance(model, ViT | ConvNeXt) and not head & tensors.keys():
         return head, ["the classifier starts fresh, because the file has none"]
-    if (
-        not file_size or file_size[0] == model_size
-    ):  # `convert` reports a missing or otherwise unfit tensor
+    if not file_shape or file_shape[0] == outputs:  # `convert` reports a missing or unfit tensor
         return set(), []
-    return head, [
-        f"the classifier starts fresh, because the file's has {file_size[0] // boxes - place} "
-        f"classes and this model {model_size // boxes - place}"
-    ]
+    classes, file_classes = (count // boxes - place for count in (outputs, file_shape[0]))
+    note = f"the file's has {file_classes} classes and this model {classes}"
+    return head, [f"the classifier starts fresh, because {note}"]
 
 
 def _fresh_of_torchvisions_alexnet(
@@ -146,10 +144,8 @@ def _fresh_of_torchvisions_alexnet(
     fresh = {name for name in names.values() if ".bn" in name}
     notes = ["batch norms start fresh, because torchvision's AlexNet has none"]
     for path, name in names.items():
-        if path[-1] != "kernel" or name not in tensors:  # `convert` reports a missing tensor
-            continue
-        file_shape, model_shape = tensors[name].shape, leaves[path].shape[::-1]
-        if len(file_shape) == 2 and file_shape != model_shape:
+        file_shape, model_shape = np.shape(tensors.get(name, 0.0)), leaves[path].shape[::-1]
+        if path[-1] == "kernel" and len(file_shape) == 2 and file_shape != model_shape:
             layer = name.removesuffix(".weight")
             fresh |= {name, f"{layer}.bias"}
             notes.append(
@@ -159,67 +155,41 @@ def _fresh_of_torchvisions_alexnet(
     return fresh, notes
 
 
-def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
-    """Renames the tensors to the names of `torch_name`."""
-
-    def usual(name: str) -> str:
-        for pattern, replacement in _RENAMED[type(model)]:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    renamed = {usual(name): tensor for name, tensor in tensors.items()}
-    if len(renamed) < len(tensors):
-        usuals = sorted(map(usual, tensors))
-        twice = next(name for name, following in pairwise(usuals) if name == following)
-        raise ValueError(f"two tensors are called {twice}, one of them by another name of it")
-    return renamed
-
-
-def _read(source: str | Path) -> _Tensors:
+def _read(source: str | Path, path: Path) -> _Tensors:
     """Reads the tensors of a file or hub id, by name."""
-    path = Path(os.path.expanduser(source))
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
-    if (path / "model.json").is_file():
-        return read_keras(path)
-    choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
-    if path.exists():
-        kinds = ", ".join(_SUFFIXES)
-        raise ValueError(f"pretrained weights {source} must be a file of {kinds}: {choices}")
-    if path.suffix in _SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source)):
-        raise FileNotFoundError(f"there is no file {source} with pretrained weights: {choices}")
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source))
+    if path.exists() or path.suffix in _SUFFIXES or not is_id:
+        raise FileNotFoundError(
+            f"there is no file {source} with pretrained weights: give a .safetensors or .pth file, "
+            "or a hub id such as timm/resnet18.tv_in1k"
+        )
     hub = _imported("huggingface_hub", f"fetching {source}")
     name, _, revision = str(source).partition("@")
     try:
         file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
     except Exception as error:  # no network, no such repository, no such file, no space, ...
         raise ValueError(
-            f"there is no file {source!r} with pretrained weights, and none can be fetched from "
-            f"the hub ({_reason(error)}): check the id and the connection, or give a file"
+            f"pretrained weights {source} cannot be fetched from the hub ({_reason(error)}): check "
+            "the id and the connection, or give a file"
         ) from error
-    return _read(file)
+    return _read_file(Path(file))
 
 
 def _read_file(path: Path) -> _Tensors:
-    """Reads the tensors of a file, by name."""
     safe = path.suffix == ".safetensors"
-    package = "safetensors.numpy" if safe else "torch"
-    module = _imported(package, f"reading {path}")
+    module = _imported("safetensors.numpy" if safe else "torch", f"reading {path}")
     try:
         if safe:
             return module.load_file(path)
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # a damaged file may raise any type of exception in the readers
-        if "nsupported global" in str(error):  # the file refers to a class or a function
-            raise ValueError(
-                f"pretrained weights {path} are damaged or hold objects of another package, which "
-                "are not read because that would run code: where that package is installed, save "
-                "model.float().state_dict() by torch.save or as .safetensors, and give that file"
-            ) from error
         raise ValueError(
-            f"pretrained weights {path} are damaged or of another form ({_reason(error)}): fetch "
-            "the file again"
+            f"pretrained weights {path} are damaged, or hold objects, which would run code "
+            f"({_reason(error)}): fetch the file again, or save model.float().state_dict() with "
+            "the package that made it, and give that file"
         ) from error
 
 
@@ -233,6 +203,80 @@ def _imported(name: str, purpose: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        remedy = "torch, or give a .safetensors file"
-        remedy = remedy if package == "torch" else "'fedjax_bn[pretrained]'"
+        remedy = "torch" if package == "torch" else "'fedjax_bn[pretrained]'"
         raise ModuleNotFoundError(f"{purpose} needs {package}: pip install {remedy}") from error
+
+
+def _read_keras(folder: Path) -> _Tensors:
+    """Reads a ResNet of Keras' applications from the form of TensorFlow.js, by torchvision's names.
+
+    The folder has `model.json`, whose manifest lists arrays and their shards, and the shards. The
+    network is `ResNet(keras=True)`, without biases in convolutions: a bias is subtracted from the
+    running mean of the batch norm that follows. The first kernel reads RGB images standardized by
+    ImageNet's mean and standard deviation: its channels are reversed and scaled, and what the means
+    differ by, at most half a grey level, is subtracted from the running mean. Only at the border,
+    where Keras pads with its own mean, do the results differ by that much.
+    """
+    tensors, biases = {}, {}
+    for name, array in _arrays(folder):
+        layer, leaf = _torch_layer(name), name.rpartition("/")[2]
+        if leaf == "bias" and layer != "fc":
+            biases[_norm_after(layer)] = array
+            continue
+        # Keras' kernels end in (inputs, outputs), PyTorch's begin with (outputs, inputs).
+        kernel = array if array.ndim < 2 else np.moveaxis(array, (-2, -1), (1, 0))
+        tensors[f"{layer}.{_KERAS_LEAVES[leaf]}"] = kernel
+    for layer, bias in biases.items():
+        mean = tensors[f"{layer}.running_mean"]
+        # norm(x + bias) with mean m is norm(x) with mean m - bias.
+        tensors[f"{layer}.running_mean"] = mean.astype(np.float64) - bias
+    _read_rgb(tensors)
+    return tensors
+
+
+def _read_rgb(tensors: _Tensors) -> None:
+    """Makes the first kernel f[F, 3, h, w] read standardized RGB instead of BGR less its means."""
+    kernel = tensors["conv1.weight"].astype(np.float64)[:, ::-1]
+    # In grey levels: what ImageNet's means differ by from those that Keras subtracts.
+    offset = 255 * _MEAN - _BGR_MEANS[::-1]
+    mean = tensors["bn1.running_mean"] - kernel.sum((2, 3)) @ offset
+    kernel = kernel * (255 * _STD)[:, None, None]
+    tensors |= {"conv1.weight": kernel, "bn1.running_mean": mean}
+
+
+def _torch_layer(name: str) -> str:
+    """Torchvision's name of an array's layer: "layer1.0.bn1" for "bn2a_branch2a/gamma"."""
+    layer, _, leaf = name.rpartition("/")
+    usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
+    match = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
+    if usual and leaf in _KERAS_LEAVES:
+        return usual
+    if not match or leaf not in _KERAS_LEAVES:
+        raise ValueError(f"{name} is not of a ResNet of Keras: give the folder of a ResNet50")
+    kind, stage, block, branch = match.groups()
+    part = _BRANCHES[branch] if kind == "res" else _norm_after(_BRANCHES[branch])
+    return f"layer{int(stage) - 1}.{ord(block) - ord('a')}.{part}"
+
+
+def _norm_after(layer: str) -> str:
+    """Torchvision's name of the batch norm that follows a convolution."""
+    return layer.replace("conv", "bn").replace("downsample.0", "downsample.1")
+
+
+def _arrays(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields name and array of the manifest; each group's shards are joined."""
+    place = folder / "model.json"
+    try:
+        for group in json.loads(place.read_text())["weightsManifest"]:
+            paths = [folder / Path(path).name for path in group["paths"]]
+            content, start = b"".join(path.read_bytes() for path in paths), 0
+            for entry in group["weights"]:
+                if entry["dtype"] != "float32" or "quantization" in entry:
+                    raise ValueError(f"{entry['name']} is not of plain, unquantized float32")
+                array = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start)
+                yield entry["name"], array.reshape(entry["shape"])
+                start += array.nbytes
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{place} or a shard of it is damaged or of another form ({error!r}): fetch it again"
+        ) from error

@@ -103,9 +103,8 @@ def from_torch(
 
     Kernels of convolutions are transposed from (out, in, height, width) to (height, width, in,
     out), of transposed ones from (in, out, height, width) too, and those of dense layers from (out,
-    in) to (in, out). The inputs of a dense layer after a
-    flattened map are permuted from (channel, height, width) to (height, width, channel). Dtypes are
-    unchanged.
+    in) to (in, out). The inputs of a dense layer after a flattened map are permuted from (channel,
+    height, width) to (height, width, channel). Dtypes are unchanged.
 
     Args:
       model: a network of this package.
@@ -121,7 +120,7 @@ def from_torch(
       ValueError: PyTorch's names are unknown for this kind of model, or a tensor does not fit (see
         `convert`); the message names it.
     """
-    image_shape = _image_shape(model, image_shape)
+    image_shape = image_shape or _usual_shape(model)
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
     return unflatten_dict(convert(model, state_dict, leaves, image_shape))
@@ -145,22 +144,18 @@ def convert(
         negative; the message names it.
     """
     names = {path: torch_name(model, path) for path in leaves}
-    if isinstance(model, YOLOv5):
-        state_dict = _without_anchors(model, state_dict)
-    expected = set(names.values())
-    means = [name for name in expected if name.endswith(_LEAVES["mean"])]
+    expected = {*names.values(), *([_ANCHORS] if isinstance(model, YOLOv5) else [])}
     # Counters of batches mean nothing here, whether a file has them or not.
-    names_in_file = set(state_dict) - {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
-    for problem, unfit in (
-        ("lacks", expected - names_in_file),
-        ("has left over", names_in_file - expected),
-    ):
-        if unfit:
-            listed = ", ".join(sorted(unfit)[:5]) + (", ..." if len(unfit) > 5 else "")
-            raise ValueError(
-                f"the state dict does not fit {type(model).__name__}: it {problem} {len(unfit)} "
-                f"tensor(s): {listed}"
-            )
+    counters = {name.replace(_LEAVES["mean"], _COUNTER) for name in expected}
+    unfit = expected ^ (set(state_dict) - (counters - expected))
+    if unfit:
+        lacking, extra = sorted(expected & unfit), sorted(unfit - expected)
+        raise ValueError(
+            f"the state dict does not fit {type(model).__name__}: it lacks {len(lacking)} "
+            f"tensors, {lacking[:5]}, and has left over {len(extra)}, {extra[:5]}"
+        )
+    if isinstance(model, YOLOv5):
+        _check_anchors(model, state_dict[_ANCHORS])
     maps = _flattened_maps(model, image_shape)
     converted = {}
     for path, leaf in leaves.items():
@@ -189,7 +184,7 @@ def to_torch(
     Raises:
       ValueError: PyTorch's names are unknown for this kind of model.
     """
-    maps = _flattened_maps(model, _image_shape(model, image_shape))
+    maps = _flattened_maps(model, image_shape or _usual_shape(model))
     state_dict = {}
     for path, leaf in flatten_dict(variables).items():
         tensor, name = np.asarray(leaf), torch_name(model, path)
@@ -211,7 +206,13 @@ def torch_name(model: nn.Module, path: Path) -> str:
     """Returns PyTorch's name of a leaf.
 
     A ResNet's ("params", "layer1_0", "conv1", "kernel") becomes "layer1.0.conv1.weight".
+
+    Raises:
+      ValueError: PyTorch's names are unknown for this kind of model.
     """
+    if type(model) not in _NAMES:
+        kinds = ", ".join(sorted(kind.__name__ for kind in _NAMES))
+        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {kinds}")
     _, *layer, leaf = path
     name = "/".join(layer)
     for pattern, replacement in _NAMES[type(model)]:
@@ -224,12 +225,8 @@ def _swapped(name: str, tensor: Any) -> Any:
     return np.swapaxes(tensor, 0, 1) if "upconv" in name and np.ndim(tensor) > 1 else tensor
 
 
-def _image_shape(model: nn.Module, shape: Sequence[int] | None) -> Sequence[int]:
-    """The given image shape or the usual one; raises ValueError if PyTorch's names are unknown."""
-    if type(model) not in _NAMES:
-        kinds = ", ".join(sorted(kind.__name__ for kind in _NAMES))
-        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {kinds}")
-    return shape or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
+def _usual_shape(model: nn.Module) -> Sequence[int]:
+    return {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
 
 
 def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, tuple[int, ...]]:
@@ -248,41 +245,28 @@ def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
     return np.asarray(sizes, np.float32) / np.asarray(strides, np.float32)[:, None, None]
 
 
-def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The weights without anchors; raises ValueError if the anchors differ from the model's."""
-    if _ANCHORS not in state_dict:
-        raise ValueError(f"the state dict lacks {_ANCHORS}, the anchors of its boxes")
-    file_anchors, model_anchors = (
-        np.asarray(state_dict[_ANCHORS], np.float32),
-        _anchors_in_cells(model),
-    )
-    if file_anchors.shape != model_anchors.shape or not np.allclose(
-        file_anchors, model_anchors, rtol=1e-3
-    ):
-        strides = np.asarray(model.anchors.strides).reshape(-1, *[1] * (file_anchors.ndim - 1))
-        pixels = (
-            (file_anchors * strides if len(file_anchors) == len(strides) else file_anchors)
-            .round(2)
-            .tolist()
-        )
+def _check_anchors(model: YOLOv5, anchors: Any) -> None:
+    """Raises ValueError if a file's anchors differ from the model's."""
+    anchors, model_anchors = np.asarray(anchors, np.float32), _anchors_in_cells(model)
+    same_shape = anchors.shape == model_anchors.shape
+    if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
         raise ValueError(
-            f"{_ANCHORS} are {pixels} in pixels, but this model's are {model.anchors.sizes}: "
-            "build it with anchors=fedjax_bn.models.yolo.Anchors(...) of the file's"
+            f"{_ANCHORS} are {anchors.tolist()} in cells, but this model's are "
+            f"{model_anchors.tolist()}: build it with anchors=fedjax_bn.models.yolo.Anchors(...) "
+            "of the file's, in pixels"
         )
-    return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
 
 
-def _checked(name: str, tensor: Any, expected: tuple[int, ...]) -> np.ndarray:
+def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     """PyTorch's tensor as an array; raises ValueError if shape or values do not fit."""
     tensor = np.asarray(tensor)
-    if tensor.shape != expected:
-        fit = ": build the model with image_size of the file's" if name == "pos_embed" else ""
-        raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}{fit}")
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise ValueError(f"{name} holds {tensor.dtype}; weights are floating-point numbers")
     dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
-    if not (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all():
-        raise ValueError(f"{name} holds values that are not finite in {dtype}")
-    if name.endswith(_LEAVES["var"]) and (tensor < 0).any():
-        raise ValueError(f"{name} holds {tensor.min()}; a variance is at least 0")
+    fits = tensor.shape == shape and jnp.issubdtype(dtype, jnp.floating)
+    fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
+    if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
+        raise ValueError(
+            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape}, "
+            f"with floats that are finite in {dtype}, and variances of at least 0 (a pos_embed is "
+            "that of image_size)"
+        )
     return tensor

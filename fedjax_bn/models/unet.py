@@ -24,7 +24,6 @@ class UNet(Network):
       num_classes: number of logits of a pixel: the classes with the background, or 1.
       width: channels of the first level.
       levels: number of times that the map is halved; sides are multiples of 2^levels.
-      param_dtype, norm: as in `layers.Network`.
     """
 
     num_classes: int = 2

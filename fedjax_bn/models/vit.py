@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, Units, bounded
-from fedjax_bn.models.layers import Classifier, Network, require_floats, require_sides
+from fedjax_bn.models.layers import Classifier, Network, require_floats, require_sides, variant
 
 # timm cuts its normal distribution at +-2, which is 100 standard deviations.
 _normal = nn.initializers.normal(0.02)
@@ -41,8 +41,8 @@ def _perceptron(net: Network, x: jax.Array, hidden: int) -> jax.Array:
 def _require_usual_norm(net: Network) -> None:
     if net.norm != "batch":
         raise ValueError(
-            f"{type(net).__name__} has layer norms alone, but was given norm={net.norm!r}: leave "
-            "norm out, or use a ResNet"
+            f"{type(net).__name__} has layer norms alone: leave norm={net.norm!r} out, or use a "
+            "ResNet"
         )
 
 
@@ -94,7 +94,6 @@ class ViT(Classifier):
     """Embeds patches, adds a class token and positions, applies blocks of attention, classifies.
 
     Attributes:
-      num_classes: number of logits.
       width: channels C of a token, a multiple of `heads`.
       depth: number of blocks.
       heads: number of attention heads.
@@ -116,14 +115,10 @@ class ViT(Classifier):
     def setup(self) -> None:
         """Makes the classifier."""
         _require_usual_norm(self)
-        if self.width % self.heads:
+        if self.width % self.heads or self.image_size % self.patch:
             raise ValueError(
-                f"heads={self.heads} must divide width={self.width}: choose another of the two"
-            )
-        if self.image_size % self.patch:
-            raise ValueError(
-                f"patch={self.patch} must divide image_size={self.image_size}: choose another of "
-                "the two"
+                f"heads={self.heads} must divide width={self.width}, and patch={self.patch} "
+                f"image_size={self.image_size}"
             )
         self.head = _dense(self, self.num_classes)
 
@@ -165,23 +160,27 @@ def _resized(positions: jax.Array, size: int, shape: Sequence[int]) -> jax.Array
     return jnp.concatenate([token, grid.reshape(1, -1, width)], 1)
 
 
-def ViTS16(num_classes: int = 10, **fields: Any) -> ViT:
-    """ViT-S/16, timm's vit_small_patch16_224: 384 features; `fields` as in `ViT`."""
-    return ViT(num_classes=num_classes, **fields)
-
-
-def ViTB16(num_classes: int = 10, **fields: Any) -> ViT:
-    """ViT-B/16, timm's vit_base_patch16_224: 768 features; `fields` as in `ViT`."""
-    return ViT(num_classes=num_classes, **{"width": 768, "heads": 12} | fields)
-
-
-def DINOv2S14(num_classes: int = 10, **fields: Any) -> ViT:
+ViTS16 = variant(
+    ViT, "ViTS16", "ViT-S/16, timm's vit_small_patch16_224: 384 features; fields as in `ViT`."
+)
+ViTB16 = variant(
+    ViT,
+    "ViTB16",
+    "ViT-B/16, timm's vit_base_patch16_224: 768 features; fields as in `ViT`.",
+    width=768,
+    heads=12,
+)
+DINOv2S14 = variant(
+    ViT,
+    "DINOv2S14",
     """DINOv2's ViT-S/14 (Oquab et al. 2023), timm's vit_small_patch14_dinov2: 384 features.
 
-    Its files have no classifier, and 37x37 positions, for images of 518x518; `fields` as in `ViT`.
-    """
-    usual: dict[str, Any] = {"patch": 14, "image_size": 518, "layer_scale": 1e-5}
-    return ViT(num_classes=num_classes, **usual | fields)
+    Its files have no classifier, and 37x37 positions, for images of 518x518; fields as in `ViT`.
+    """,
+    patch=14,
+    image_size=518,
+    layer_scale=1e-5,
+)
 
 
 class _ConvNeXtBlock(Network):
@@ -211,7 +210,6 @@ class ConvNeXt(Classifier):
     """A stem that quarters the map, stages of blocks that halve it, mean, layer norm, classifier.
 
     Attributes:
-      num_classes: number of logits.
       width: channels of the first stage; each further one has twice as many.
       depths: number of blocks in each stage.
     """
@@ -246,6 +244,8 @@ class ConvNeXt(Classifier):
         return self.convolve(x, width, factor, factor, name=name, **options)
 
 
-def ConvNeXtT(num_classes: int = 10, **fields: Any) -> ConvNeXt:
-    """ConvNeXt-T, timm's convnext_tiny: 768 features; `fields` as in `ConvNeXt`."""
-    return ConvNeXt(num_classes=num_classes, **fields)
+ConvNeXtT = variant(
+    ConvNeXt,
+    "ConvNeXtT",
+    "ConvNeXt-T, timm's convnext_tiny: 768 features; fields as in `ConvNeXt`.",
+)

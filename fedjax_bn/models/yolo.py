@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides
+from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides, variant
 
 
 class Anchors(NamedTuple):
@@ -66,7 +66,6 @@ class YOLOv5(Network):
       width: a layer has ceil(nominal * width / 8) * 8 channels.
       depth: a stage has max(round(nominal * depth), 1) bottlenecks.
       anchors: A anchors on each of three levels.
-      param_dtype, norm: as in `layers.Network`.
     """
 
     num_classes: int = 80
@@ -121,14 +120,20 @@ class YOLOv5(Network):
         return self.part(_CrossStage, *sizes, name=f"layer{i}")(x)
 
 
-def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
-    """YOLOv5n: 1,872,157 parameters with 80 classes; `fields` as in `YOLOv5`."""
-    return YOLOv5(num_classes=num_classes, **{"width": 0.25, "depth": 0.33} | fields)
-
-
-def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
-    """YOLOv5s: 7,235,389 parameters with 80 classes; `fields` as in `YOLOv5`."""
-    return YOLOv5(num_classes=num_classes, **{"width": 0.5, "depth": 0.33} | fields)
+YOLOv5n = variant(
+    YOLOv5,
+    "YOLOv5n",
+    "YOLOv5n: 1,872,157 parameters with 80 classes; fields as in `YOLOv5`.",
+    width=0.25,
+    depth=0.33,
+)
+YOLOv5s = variant(
+    YOLOv5,
+    "YOLOv5s",
+    "YOLOv5s: 7,235,389 parameters with 80 classes; fields as in `YOLOv5`.",
+    width=0.5,
+    depth=0.33,
+)
 
 
 @bounded
@@ -144,7 +149,6 @@ class TinyDetector(Network):
       num_classes: C.
       width: channels at stride 2; two, four and eight times as many at strides 4, 8 and 16.
       anchors: A anchors on each of two levels.
-      param_dtype, norm: as in `layers.Network`.
     """
 
     num_classes: int = 10

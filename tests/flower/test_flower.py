@@ -16,8 +16,7 @@ from fedjax_bn.federation import broadcast_of, global_variables
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError
-from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.serving import load, predictor
@@ -42,6 +41,7 @@ SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
             "method=fedcd,local_epochs=3,local_selection=2,batch_size=4", marks=pytest.mark.slow
         ),
         pytest.param("method=fedavg,local_steps=7,batch_size=4", marks=pytest.mark.slow),
+        pytest.param("method=fedavg,data.device_megabytes=0", marks=pytest.mark.slow),
     ],
 )
 def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):
@@ -50,7 +50,8 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         kept, _ = serve(grid, run_of(config), folder)
     compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
-    assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
+    # Once a client, for two rounds, where the data are on the device.
+    assert sum("resident" in one for one in compiled) == (0 if "megabytes" in changes else 2)
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     assert check_what_travels(grid, state, sent) == 4

@@ -1,11 +1,8 @@
 """What a client says cannot end or slow the others, and a number belongs to the key that has it."""
 
-import base64
-import hashlib
 import json
 import subprocess
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.flower import members, rounds
-from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
+from fedjax_bn.flower.members import Met, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import (
     Answer,
     Hello,
@@ -29,8 +25,7 @@ from fedjax_bn.flower.messages import (
     recorded,
     scores_in,
 )
-from fedjax_bn.flower.rounds import TooFewError
-from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import Run, run_of
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
@@ -39,7 +34,6 @@ ORDER = Order("f", "fedavg", 0, 3, 0, False)
 RUN = Run(clients=3, time_limit=1.0, size_bound=1000)
 FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std": [0.5]}'
 HELLO = Hello("one", 9, True, True, FORM)
-PRINTS = [fingerprint(key_of(10 + k)) for k in range(3)]
 
 
 def saying(client, hello=HELLO, change=None):
@@ -54,6 +48,16 @@ def saying(client, hello=HELLO, change=None):
     return answer
 
 
+def prints_of(numbers=(10, 11, 12), **keys):
+    """The fingerprints that the server shows of nodes which present themselves as 0, 1, 2."""
+    grid = LocalGrid({number: saying(k) for k, number in enumerate(numbers)})
+    grid.keys |= {int(number[1:]): key for number, key in keys.items()}
+    return [*meet(grid, Met(), ORDER, RUN).keys.values()]
+
+
+PRINTS = prints_of()
+
+
 def about(**entries):
     return lambda content: content["about"].update(entries)
 
@@ -64,14 +68,17 @@ HUGE = "é\n\u202e" * 400_000
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (saying(0, HELLO._replace(size=2**31 - 1)), "size-bound=1000 in the run config allows"),
-        (saying(0, HELLO._replace(size=-1)), "it reports -1 samples"),
+        (saying(0, HELLO._replace(size=2**31 - 1)), "size-bound"),
+        (saying(0, HELLO._replace(size=-1)), "-1 samples"),
         (saying(0, change=about(size=True)), "the message's about must hold"),
         (saying(0, change=about(size=9.0)), "the message's about must hold"),
-        (saying(-1), "it presents itself as client -1, but there are 3"),
+        (saying(-1), "client -1 with"),
         (saying(True), "the message's header must hold"),
         (saying(0, HELLO._replace(form=HUGE)), "is not a JSON object"),
         (saying(0, HELLO._replace(form="[" * 10**6)), "is not a JSON object"),
+        (saying(0, HELLO._replace(form="[]")), "is not a JSON object"),
+        (saying(0, HELLO._replace(form="{}")), "no samples have the form"),
+        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[999999, 999999]"))), "(shape)"),
         (saying(0, HELLO._replace(form=FORM.replace("3", "2147483647", 1))), "(num_classes)"),
         (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "(shape)"),
         (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
@@ -90,7 +97,15 @@ def test_a_hello_that_cannot_be_used_leaves_its_node_out_and_no_other(said, why)
     assert len(reason) <= 500
 
 
-def test_a_name_of_a_megabyte_is_cut():
+def test_names_are_cut_and_made_unique_and_who_is_gone_keeps_its_size():
+    names = ("hospital", "hospital", "mean")
+    grid = LocalGrid({10 + k: saying(k, HELLO._replace(name=name)) for k, name in enumerate(names)})
+    met = meet(grid, Met(), ORDER, RUN)
+    assert [*map(met.name, range(3))] == ["hospital", "hospital-1", "mean-2"]
+    del grid.nodes[10]
+    met = meet(grid, met, ORDER, RUN)
+    assert list(met.members) == [1, 2]
+    assert met.sizes == {0: 9, 1: 9, 2: 9}
     met = meet(LocalGrid({10: saying(0, HELLO._replace(name=HUGE))}), Met(), ORDER, RUN)
     assert len(met.name(0)) <= 80
     assert met.name(0).isprintable()
@@ -107,8 +122,8 @@ def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tm
     # Client 0 is away, and others claim its number, or a second one.
     found = meet(LocalGrid({12: saying(0), 11: saying(2)}), again, ORDER, RUN)
     assert not found.members
-    assert f"bound to the key {PRINTS[0]}" in found.refused[f"node 12 {PRINTS[2]}"]
-    assert f"key {PRINTS[1]} is bound to client 1" in found.refused[f"node 11 {PRINTS[1]}"]
+    assert f"client 0, which is bound to {PRINTS[0]}" in found.refused[f"node 12 {PRINTS[2]}"]
+    assert f"{PRINTS[1]}, which is bound to clients [1]" in found.refused[f"node 11 {PRINTS[1]}"]
     # It comes back as another node, and keeps its name whatever it says.
     back = LocalGrid({13: saying(0, HELLO._replace(name="two"))})
     back.keys[13] = key_of(10)
@@ -120,28 +135,8 @@ def test_rounds_without_the_names_of_their_clients_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"round": 1, "loss": {}, "weights": {}, "seconds": 1}\n'
     )
-    with pytest.raises(WorkdirError, match=r"has rounds, but no clients\.json"):
+    with pytest.raises(WorkdirError, match=r"clients\.json"):
         read_clients(tmp_path, 3)
-
-
-def test_only_a_node_that_did_not_answer_waits_for_longer(monkeypatch):
-    monkeypatch.setattr(members, "_AGAIN", 0.5)
-    grid = LocalGrid({10: saying(0), 11: saying(0), 12: None})
-    began = time.monotonic()
-    again = meet(grid, Met(), ORDER, RUN).again
-    assert again[11] < began + 5 < again[12]
-
-
-def test_a_node_that_goes_and_comes_back_is_not_asked_before_its_time(monkeypatch):
-    monkeypatch.setattr(members, "_AGAIN", 60.0)
-    grid, run = LocalGrid({10: None}), RUN._replace(time_limit=0.5)
-    met = meet(grid, Met(), ORDER, run)
-    hung = grid.nodes.pop(10)
-    met = meet(grid, met, ORDER, run)
-    grid.nodes[10] = hung
-    began = time.monotonic()
-    meet(grid, met, ORDER, run)
-    assert time.monotonic() - began < 0.5
 
 
 def test_a_list_of_keys_or_none_can_be_asked_for():
@@ -152,7 +147,7 @@ def test_a_list_of_keys_or_none_can_be_asked_for():
     met = met._replace(again={})
     assert meet(grid, met, ORDER, RUN._replace(client_keys="any")).members
     for wrong in ("some", ",".join(PRINTS[:2]), ",".join(PRINTS[:1] * 3), f"{PRINTS[0]},a,b"):
-        with pytest.raises(ConfigError, match=r"client-keys=.* must be first, any, or 3 different"):
+        with pytest.raises(ConfigError, match="client-keys="):
             run_of({"config": "quickstart", "clients": 3, "client-keys": wrong})
     grid.keys[11] = b"random bytes, as in Flower's simulation"
     assert meet(grid, Met(), ORDER, RUN).keys == {}
@@ -177,16 +172,14 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
     shown = subprocess.run(
         ["ssh-keygen", "-lf", "node.pub"], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    assert fingerprint(pem) == shown.stdout.split()[1]
-    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
-    assert fingerprint(pem) == "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+    assert prints_of([10], n10=pem) == [shown.stdout.split()[1]]
 
 
 def test_an_answer_for_another_round_is_refused():
     LocalGrid({})  # Flower makes messages only inside a task
     order, asked = ORDER._replace(round=3), Message(packed(ORDER), 10, "train")
     reply = Message(packed(Answer("f", "fedavg", 1, 2)), reply_to=asked)
-    with pytest.raises(ValueError, match="it answers for round 2, not for round 3"):
+    with pytest.raises(ValueError, match="round 2, not for fedavg and round 3"):
         content_of(reply, order, 1)
 
 
@@ -197,30 +190,6 @@ def test_a_score_that_is_no_percentage_is_refused(score):
     content["scores"]["accuracy"] = score
     with pytest.raises(ValueError, match="from 0 to 100"):
         scores_in(content)
-
-
-def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
-    """A client that reports no score is the only one of the domain that its name states."""
-    grid, order = LocalGrid({}), ORDER._replace(round=1)
-    members = {k: SimpleNamespace(hello=HELLO._replace(scores=k > 0), node=k) for k in range(3)}
-    replies = {
-        k: Message(
-            packed(Answer("f", "fedavg", k, 1), scores={"accuracy": 50}),
-            reply_to=Message(packed(ORDER), 10, "evaluate"),
-        )
-        for k in (1, 2)
-    }
-
-    def asked(*given):
-        for k, reply in replies.items():
-            given[-1](k, reply)
-
-    monkeypatch.setattr(rounds, "_asked", asked)
-    config = SimpleNamespace(clients_named=2)
-    host = SimpleNamespace(order=order, run=RUN, config=config, form=FORM)
-    met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
-    found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
-    assert all(isinstance(score, float) for score in found["accuracy"].values())
 
 
 def arrays_of(reply):
@@ -254,13 +223,13 @@ def no_arrays(reply, old):
 MOST = (2**31 - 1) // 3  # the largest bound for three clients
 BIAS = "shared/params/out/bias"
 LIES = [
-    ("it answers for round 1, not for round 2", again),
+    ("round 1, not for fedavg and round 2", again),
     ("is not finite", changed(shared__params__out__bias=lambda x: x[BIAS] * np.nan)),
     ("is float64[8000000]", changed(shared__params__out__bias=lambda x: np.zeros(8_000_000))),
     ("is complex128", changed(shared__params__out__bias=lambda x: x[BIAS] * 1j)),
     ("norm of its update", changed(shared__params__out__bias=lambda x: x[BIAS] + 1e300)),
-    ("the message holds 20000 arrays, not", many),
-    ("records of arrays called []", no_arrays),
+    ("it holds 20000", many),
+    ("the records []", no_arrays),
 ]
 
 
@@ -314,7 +283,7 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
     _, records = serve(grid, run_of(config), folder)
     assert records[-1]["left_out"] == {"liar": "it is not connected"}
     (reason,) = records[-1]["refused"].values()
-    assert f"bound to the key {PRINTS[2]}" in reason
+    assert f"bound to {PRINTS[2]}" in reason
     assert time.monotonic() - began < 30
     assert runs.command("report", str(tmp_path / "server"), f"--out={tmp_path / 'page.html'}") == 0
     page = (tmp_path / "page.html").read_text()

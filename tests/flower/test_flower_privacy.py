@@ -3,20 +3,15 @@
 import json
 import logging
 
-import jax
 import numpy as np
 import pytest
-
-import runs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
-from fedjax_bn.flower.server import _with_own_noise, serve
+from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.flower.site import _training_keys
 from fedjax_bn.run.experiment import read_values as configured_privacy
-from fedjax_bn.training.start import Keys
 from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
@@ -55,25 +50,6 @@ def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
         assert (about["epsilon"], about["rounds"]) == (7.5, 1)
 
 
-def test_only_the_side_that_adds_the_noise_draws_its_key():
-    keys = Keys(*jax.random.split(jax.random.key(0), len(Keys._fields)))
-    at = {
-        side: runs.config(privacy__clip=1.0, privacy__noise=1.0, privacy__at=side)
-        for side in ("client", "server")
-    }
-    drawn = [_training_keys(at["client"], keys) for _ in range(2)]
-    words = {tuple(jax.random.key_data(one.method).tolist()) for one in (keys, *drawn)}
-    assert len(words) == 3
-    assert all(one._replace(method=keys.method) == keys for one in drawn)
-    assert _training_keys(at["server"], keys) is keys
-    seeds = {_with_own_noise(at["server"]).privacy.seed for _ in range(2)}
-    assert len(seeds) == 2
-    assert at["server"].privacy.seed is None
-    assert _with_own_noise(at["client"]) is at["client"]
-    quiet = runs.config(privacy__clip=1.0)
-    assert _with_own_noise(quiet) is quiet
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
@@ -84,6 +60,6 @@ def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
     grid = LocalGrid(nodes_of(folder, config))
     with caplog.at_level(logging.WARNING, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)
-    assert "privacy.seed=3 makes noise that can be repeated" in caplog.text
+    assert "repeat the noise of privacy.seed=3" in caplog.text
     state, _ = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)

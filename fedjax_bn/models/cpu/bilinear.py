@@ -25,17 +25,17 @@ and the transforms include the sums. A 5x5 kernel on 14x14 takes 432 products, i
 minimal filtering and 4900 by the definition.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.models.cpu.direct import Padding, Strides
 
 TILE = 4  # m, the side of a tile of outputs; 6 would save little more and lose half a digit
@@ -49,10 +49,7 @@ _TILED_IMAGES, _TRANSFORMED_IMAGES = 32, 64  # in a chunk; more would not fit in
 def tiled_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolves by minimal filtering; arguments and result as in `direct_convolution`.
-
-    Strides must be 1, the padding must not be negative, and a kernel has at most 5 taps a side.
-    """
+    """Convolves with strides of 1 and at most 5 taps a side, as `direct_convolution`."""
     del strides
     axes = [
         _tiles(size, taps, sides)
@@ -60,7 +57,7 @@ def tiled_convolution(
     ]
     (down_in, down_out), (across_in, across_out) = axes
     r, s, channels, features = kernel.shape
-    transform = np.kron(winograd_transforms(TILE, s)[1], winograd_transforms(TILE, r)[1])
+    transform = np.kron(_winograd_transforms(TILE, s)[1], _winograd_transforms(TILE, r)[1])
     filters = _constant_product(transform, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
     filters = filters.reshape(-1, channels, features)
 
@@ -73,7 +70,7 @@ def tiled_convolution(
 
 
 @cache
-def winograd_transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _winograd_transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
 
     With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
@@ -112,7 +109,7 @@ def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, 
     """B and A for all tiles along an axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
     # Tiles overlap, the padding is zero, and the last tile may be incomplete. Matrices over the
     # whole axis handle all three, so that nothing is padded, gathered or cut at run time.
-    a, _, b = winograd_transforms(TILE, taps)
+    a, _, b = _winograd_transforms(TILE, taps)
     outputs = size + sum(padding) - taps + 1
     tiles = -(-outputs // TILE)
     spread = np.zeros((len(b), tiles, sum(padding) + size + TILE))
@@ -149,11 +146,7 @@ def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Arra
 def transformed_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolves by Fourier's transform; arguments and result as in `direct_convolution`.
-
-    Strides must be 1, and the padding must not be negative. The rounding error is as small as in
-    the definition.
-    """
+    """Convolves with strides of 1, as `direct_convolution` and with as small rounding errors."""
     del strides
     waves = _waves(x.shape[1:3], kernel.shape[:2], padding)
     r, s, channels, features = kernel.shape
@@ -257,6 +250,21 @@ _product.defvjp(
     lambda matrix, x: (_plain_product(matrix, x), matrix),
     lambda matrix, g: (None, _plain_product(matrix.T, g)),
 )
+
+
+def in_chunks(function: Callable[[jax.Array], Any], x: jax.Array, size: int) -> Any:
+    """Returns `function(x)`, computed in one loop over chunks of at most `size` samples.
+
+    `function` maps f[b, ...] to arrays [b, ...] for any b, and its samples are independent.
+    """
+    count = -(-len(x) // size)
+    if count <= 1:
+        return function(x)
+    rows = -(-len(x) // count)
+    # Zeros fill the last chunk, so that one program serves all.
+    filled = jnp.pad(x, [(0, count * rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+    chunks = lax.map(function, filled.reshape(count, rows, *x.shape[1:]))
+    return jax.tree.map(lambda y: y.reshape(count * rows, *y.shape[2:])[: len(x)], chunks)
 
 
 def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:

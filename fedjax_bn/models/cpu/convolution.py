@@ -60,17 +60,10 @@ def differentiated_twice() -> AbstractContextManager[None]:
 
 
 class Shapes(NamedTuple):
-    """The static shapes of a convolution, known while it is traced.
+    """The static shapes of a convolution, known while it is traced."""
 
-    Attributes:
-      images: (B, H, W, C).
-      kernel: (r, s, C, F).
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)).
-    """
-
-    images: tuple[int, ...]
-    kernel: tuple[int, ...]
+    images: tuple[int, ...]  # (B, H, W, C)
+    kernel: tuple[int, ...]  # (r, s, C, F)
     strides: Strides
     padding: Padding
 
@@ -147,10 +140,7 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
 def _patches_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolves by one matrix product of all windows f[B * H' * W', r * s * C] and the kernel.
-
-    Arguments and result as in `direct_convolution`.
-    """
+    """Convolves by one matrix product of all windows f[B * H' * W', r * s * C] and the kernel."""
     r, s, channels, features = kernel.shape
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     # Concatenating across first makes the windows down few and long: faster than r * s copies.
@@ -171,7 +161,6 @@ def _pairs_convolution(
 
     XLA:CPU runs a convolution at half of its usual speed if input and output have at most 16
     channels. A kernel that is a column wider costs only (s + 1) / s times the multiplications.
-    Arguments and result as in `direct_convolution`; strides must be 1.
     """
     del strides
     r, s, channels, features = kernel.shape
@@ -190,7 +179,7 @@ def _taps_convolution(
     """Convolves by a sum of matrix products, one for each tap of the kernel.
 
     Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a 2x2
-    map needs 16 products instead of 36. Arguments and result as in `direct_convolution`.
+    map needs 16 products instead of 36.
     """
     r, s, channels, features = kernel.shape
 
@@ -232,10 +221,8 @@ def _fast_fourier_convolution(
     A pair of channels costs one product per coefficient, whatever the size of the kernel. For 16
     images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms, instead of 7.7 by
     `transformed_convolution` and 23 by XLA's convolution (AMD EPYC of family 25, model 17). With
-    many channels most of the work is sums over channels, which matrix products do faster.
-
-    Arguments and result are as in `direct_convolution`; strides must be 1. The rounding error of
-    every output is relative to the largest output.
+    many channels most of the work is sums over channels, which matrix products do faster. The
+    rounding error of every output is relative to the largest output.
     """
     del strides
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))

@@ -22,14 +22,8 @@ def direct_convolution(
 
     Autodiff's gradients have another order, in which XLA:CPU is up to 15 times slower in a loop.
 
-    Args:
-      x: f[B, H, W, C].
-      kernel: f[r, s, C, F].
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)).
-
-    Returns:
-      f[B, (H + top + bottom - r) // down + 1, (W + left + right - s) // across + 1, F].
+    x f[B, H, W, C] and kernel f[r, s, C, F], with strides (down, across) and padding ((top,
+    bottom), (left, right)), give f[B, (H + top + bottom - r) // down + 1, likewise W, F].
     """
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
 

@@ -15,7 +15,7 @@ from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
-from fedjax_bn.models.features import FeaturesOf
+from fedjax_bn.models.classifier import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection.decode import PREDICTION, detect
