@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.seeds import generator
@@ -57,15 +56,9 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     np.testing.assert_array_equal(np.sort(used), np.arange(1797))
 
 
-def test_another_seed_gives_other_bytes(monkeypatch):
+def test_another_seed_gives_other_bytes(dataset):
     """`test_goldens` checks that the same seed gives the same bytes."""
-    ink, labels = scanners.handwriting()
-    monkeypatch.setattr(scanners, "handwriting", lambda: (ink[:240], labels[:240]))
-    monkeypatch.setattr(scanners, "TRAIN", 20)
-    monkeypatch.setattr(scanners, "VALIDATION", 10)
-    assert fingerprint(scanners.load_scanners(seed=1)) != fingerprint(
-        scanners.load_scanners(seed=0)
-    )
+    assert fingerprint(scanners.load_scanners(seed=1)) != fingerprint(dataset)
 
 
 def test_scanners_differ_in_the_distribution_of_features(dataset):
@@ -134,10 +127,3 @@ def test_ties_round_the_same_way_whatever_their_last_bits():
 def test_noise_has_the_documented_deviation():
     images = seen_by(paper=(128,) * 3, ink=(128,) * 3, noise=10.0)
     assert images.astype(float).std() == pytest.approx(10, rel=0.02)
-
-
-def test_owners_are_drawn_with_the_classes_in_proportion():
-    _, labels = scanners.handwriting()
-    owners = stratified_split(labels, [300, 300, 300, 299, 299, 299], generator(0, 0))
-    counts = np.array([np.bincount(labels[owned]) for owned in owners])
-    assert (counts.max(axis=0) - counts.min(axis=0) <= 2).all()

@@ -60,7 +60,7 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
         return place(np.clip(some, 0, 1), rng)
 
     place = stains.place
-    monkeypatch.setattr(stains, "handwriting", lambda: (marked, labels))
+    monkeypatch.setattr(scanners, "handwriting", lambda: (marked, labels))
     monkeypatch.setattr(stains, "place", watched)
     monkeypatch.setattr(stains, "IMAGES", dict.fromkeys(FEW, 1))
     stains.load_stains(0)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fedjax_bn.data.sets import synthetic
 from fedjax_bn.data.source import TEST, TRAIN, check_source
@@ -46,21 +45,6 @@ def test_the_best_linear_rule_separates_both_clients():
         assert ((score > 0) == (pool.labels == 1)).mean() > 0.998
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 1}, "samples is 1"),
-        ({"dimension": 1}, "dimension 1"),
-        ({"correlation": 0.0}, "correlation is 0.0"),
-        ({"correlation": 1.0}, "correlation is 1.0"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_an_option_out_of_range_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        synthetic.load_synthetic(**options)
-
-
 def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
     variables = jax.jit(TwoLayer(hidden=2000).init)(jax.random.key(0), jnp.zeros((2, 10)))
     for layer in ("dense1", "head"):
@@ -69,38 +53,3 @@ def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
     np.testing.assert_allclose(variables["params"]["dense1"]["bias"].std(), 10, rtol=0.05)
     logits = jax.eval_shape(TwoLayer(hidden=2000).apply, variables, jnp.ones((4, 10)))
     assert logits.shape == (4, 2)
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return synthetic.toy_regression(points=40)
-
-
-def error(toy, k: int, slope: float) -> float:
-    return np.mean((np.cos(slope * toy.x[k]) - toy.y[k]) ** 2)
-
-
-def test_toy_errors_are_the_mean_squared_errors_of_the_model(toy):
-    for k in range(2):
-        w, gamma = 37, 26
-        weight = toy.weights[w]
-        expected = error(toy, k, weight / toy.gammas[gamma])
-        np.testing.assert_allclose(toy.surface[k, gamma, w], expected)
-        np.testing.assert_allclose(toy.plain[k, w], error(toy, k, weight))
-        np.testing.assert_allclose(toy.normalized[k, w], error(toy, k, weight / toy.x[k].std()))
-
-
-def test_batch_norm_harmonizes_the_toys_errors(toy):
-    alike = np.corrcoef(toy.normalized)[0, 1]
-    assert alike > 0.9
-    assert np.corrcoef(toy.plain)[0, 1] < 0.5
-    np.testing.assert_allclose(toy.best, 6, atol=0.5)
-
-
-def test_the_toys_mean_model_works_with_local_gamma_only(toy):
-    mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
-    for k in range(2):
-        gammas = (toy.local_gammas[k], mean_gamma)
-        local, mean = (error(toy, k, mean_weight / gamma) for gamma in gammas)
-        assert local < 0.1
-        assert mean > 5 * local

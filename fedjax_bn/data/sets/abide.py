@@ -20,8 +20,6 @@ Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "
 section 5.2 and appendix D.4.
 """
 
-import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named, open_table
 from fedjax_bn.data.source import Pool, Source
 
@@ -84,7 +83,7 @@ def load_abide(
       does not vary within a window correlates 0 with all others; the notes count them.
 
     Raises:
-      FileNotFoundError: the folder, the table or the series are missing.
+      FileNotFoundError: the table or the series are missing.
       ValueError: an option is out of range, or files are damaged or contradict each other.
 
     Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, for 110 regions, and it
@@ -94,13 +93,12 @@ def load_abide(
     if window < 0 or window == 1 or stride < 1 or windows_per_subject < 0:
         raise ValueError(
             f"window is {window}, stride is {stride} and windows_per_subject is "
-            f"{windows_per_subject}; window must be 0 (whole series) or at least 2 frames, stride "
-            "at least 1 frame, and windows_per_subject at least 1, or 0 for all"
+            f"{windows_per_subject}; they must be 0 or at least 2, at least 1, and at least 0"
         )
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
     subjects = _read_subjects(files, table, window, sites)
     options = (window, stride, windows_per_subject, fisher_z)
-    pools, notes, still_subjects = [], [], []
+    pools, still_subjects = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
         starts = [_window_starts(len(subject.series), *options[:3]) for subject in members]
@@ -109,11 +107,12 @@ def load_abide(
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
         folder = Path(cache) if cache else None
         make = partial(_make_samples, site, members, starts, window, fisher_z, progress)
-        rows, still = cached_array(folder, f"abide-{_hash_of(members, options)[:20]}", shape, make)
+        rows, still = cached_array(folder, f"abide-{_key_of(members, options)}", shape, make)
         still_subjects += still
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
+    notes = []
     if still_subjects:
         notes.append(
             f"abide: {len(still_subjects)} subjects have regions that do not vary within a window, "
@@ -121,7 +120,7 @@ def load_abide(
         )
     if absent := len(table.keys() - files.keys()):
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")
-    classes, key = ("control", "patient"), _hash_of(subjects, options)
+    classes, key = ("control", "patient"), _key_of(subjects, options)
     return Source("abide", classes, tuple(pools), (0.0,), (1.0,), tuple(notes), key=key)
 
 
@@ -146,37 +145,26 @@ def _make_samples(
     return tuple(still_subjects)
 
 
-def _hash_of(subjects: Sequence[_Subject], options: tuple) -> str:
-    """Returns SHA-256 of all inputs of the samples."""
-    state = hashlib.sha256(repr(options).encode())
-    for subject in subjects:
-        state.update(repr((*subject[:3], subject.series.shape)).encode())
-        state.update(subject.series.astype("<f8").tobytes())
-    return state.hexdigest()
+def _key_of(subjects: Sequence[_Subject], options: tuple) -> str:
+    return hash_of(options, *(value for subject in subjects for value in subject))
 
 
 def _find_series(path: Path, atlas: str) -> dict[str, Path]:
     """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is not a folder; {_REMEDY}")
     pattern = f"*_rois_{atlas or '*'}.1D"
     # macOS' companions ._NAME have the names of series, and none of their content.
-    series = sorted(file for file in path.rglob(pattern) if not file.name.startswith("."))
+    series = sorted(path.rglob(f"[!.]{pattern}"), key=lambda file: file.name)
     if not series:
-        raise FileNotFoundError(f"{path} has no series {pattern} in or below it; {_REMEDY}")
-    atlases = {file.stem.rpartition("_rois_")[2] for file in series}
-    if len(atlases) > 1:
+        raise FileNotFoundError(f"data.path {path} has no series {pattern}; {_REMEDY}")
+    files = {file.stem.rpartition("_rois_")[0]: file for file in series}
+    atlases = sorted({file.stem.rpartition("_rois_")[2] for file in series})
+    if len(atlases) > 1 or len(files) < len(series):
+        twice = [str(file) for file in series if file not in files.values()]
         raise ValueError(
-            f"{path} has series of several atlases, {', '.join(sorted(atlases))}; choose one with "
-            "atlas"
+            f"{path} has the atlases {', '.join(atlases)}, and second series of a subject: "
+            f"{first_few(twice) or 'none'}; choose one by atlas, and keep those of one pipeline"
         )
-    names = [file.stem.rpartition("_rois_")[0] for file in series]
-    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ValueError(
-            f"{path} has two series of one subject ({first_few(repeated)}); keep those of one "
-            "pipeline"
-        )
-    return dict(sorted(zip(names, series, strict=True), key=lambda item: item[1].name))
+    return files
 
 
 def _read_table(path: Path) -> dict[str, tuple[str, str]]:
@@ -185,60 +173,46 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
     for file in sorted(path.glob("[!.]*.csv")):
         with open_table(file) as table:
             if {*_COLUMNS} <= {*(table.fieldnames or ())}:
-                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
+                tables[file.name] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
     if len(tables) != 1:
         raise FileNotFoundError(
-            f"{path} has {len(tables)} .csv with the columns {', '.join(_COLUMNS)}, "
-            f"{', '.join(file.name for file in tables) or 'none'}; it needs one: {_REMEDY}"
+            f"{path} has the tables {', '.join(tables) or 'none'} with the columns "
+            f"{', '.join(_COLUMNS)}; it needs one: {_REMEDY}"
         )
-    ((file, rows),) = tables.items()
-    subjects: dict[str, tuple[str, str]] = {}
-    for name, site, group in rows:
-        about = (site, group.removesuffix(".0"))  # pandas may write 1.0 for 1
-        if name not in ("", "no_filename") and subjects.setdefault(name, about) != about:
-            raise ValueError(f"{file} contradicts itself on {name}; fetch it again")
-    return subjects
+    (rows,) = tables.values()
+    # pandas may write 1.0 for 1
+    subjects = {name: (site, group.removesuffix(".0")) for name, site, group in rows}
+    return {name: about for name, about in subjects.items() if name not in ("", "no_filename")}
 
 
 def _read_subjects(
-    files: dict[str, Path],
-    table: dict[str, tuple[str, str]],
-    window: int,
-    sites: Sequence[str] = (),
+    files: dict[str, Path], table: dict[str, tuple[str, str]], window: int, sites: Sequence[str]
 ) -> list[_Subject]:
-    """Reads the series of the sites, by default all."""
-    if unlisted := [name for name in files if name not in table]:
-        raise ValueError(
-            f"the phenotypic table has no row for {first_few(unlisted)}, whose series are there; "
-            "add rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
-        )
-    sites_with_series = sorted({table[name][0] for name in files})
-    if unknown := [site for site in sites if site not in sites_with_series]:
-        raise ValueError(
-            f"there are no series of the site {', '.join(unknown)}; sites with series are "
-            f"{', '.join(sites_with_series)}"
-        )
-    chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
-    if odd := [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in _LABELS]:
-        raise ValueError(
-            f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
-            f"{first_few(odd)}; correct it, or move their series away"
-        )
-    subjects = [
-        _Subject(name, table[name][0], _LABELS[table[name][1]], _read_series(file))
-        for name, file in chosen.items()
-    ]
+    """Reads the series of the sites, by default all; a ValueError names all that do not suit."""
+    present = sorted({table[name][0] for name in files if name in table})
+    faults = [f"no series of the site {site}" for site in sites if site not in present]
+    subjects = []
+    for name, file in files.items():
+        site, group = table.get(name, ("", "missing"))
+        if sites and name in table and site not in sites:
+            continue
+        subject = _Subject(name, site, _LABELS.get(group, -1), _read_series(file))
+        subjects.append(subject)
+        if group not in _LABELS:
+            faults.append(f"{name} has the DX_GROUP {group!r}")
+        if len(subject.series) < window:
+            faults.append(f"{name} has {len(subject.series)} frames")
     widths = [subject.series.shape[1] for subject in subjects]
-    usual = max(sorted(set(widths)), key=widths.count)
-    if odd := [f"{s.name} ({s.series.shape[1]})" for s in subjects if s.series.shape[1] != usual]:
+    usual = max(sorted(set(widths)), key=widths.count, default=0)
+    faults += [
+        f"{subject.name} has {width} regions"
+        for subject, width in zip(subjects, widths, strict=True)
+        if width != usual
+    ]
+    if faults:
         raise ValueError(
-            f"series must have the {usual} regions that most have, but others have "
-            f"{first_few(odd)}; take all series of one atlas"
-        )
-    if short := [f"{s.name} ({len(s.series)})" for s in subjects if len(s.series) < window]:
-        raise ValueError(
-            f"windows of {window} frames do not fit into {first_few(short)}; choose a smaller "
-            "window, or 0 for whole series"
+            f"{first_few(faults)}: sites with series are {', '.join(present)}; a subject needs a "
+            f"row with the DX_GROUP 1 or 2, {window} frames and {usual} regions"
         )
     return subjects
 
@@ -247,18 +221,15 @@ def _read_series(path: Path) -> np.ndarray:
     """Reads a `.1D` file as f64[T, R]."""
     with corruption_named(path):
         header, *lines = path.read_text("utf-8", "replace").splitlines()
-        if not header.lstrip().startswith("#"):  # its numbers would be lost
-            raise ValueError(f"its first line {header[:40]!r} is not a header")
         series = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
-        if min(series.shape) < 2 or not np.isfinite(series).all():
-            raise ValueError(
-                f"it has {series.shape[0]} frames of {series.shape[1]} regions; both must be at "
-                "least 2, of finite numbers"
-            )
+        # Without a header, the first line's numbers would be lost.
+        sound = header.lstrip().startswith("#") and min(series.shape) > 1
+        if not sound or not np.isfinite(series).all():
+            raise ValueError(f"{series.shape} is not a header and finite numbers of [T, R]")
     return series
 
 
-def _window_starts(frames: int, window: int, stride: int = 1, limit: int = 0) -> np.ndarray:
+def _window_starts(frames: int, window: int, stride: int, limit: int) -> np.ndarray:
     """Returns the first frame of each window that fits, i64[W]; at most `limit`, if it is not 0."""
     if not window:
         return np.zeros(1, np.int64)
@@ -270,7 +241,7 @@ def _window_starts(frames: int, window: int, stride: int = 1, limit: int = 0) ->
 
 
 def _connectomes(
-    series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool = False
+    series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the correlations of all pairs of regions in each window of a series f64[T, R].
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
+from fedjax_bn.data.sets.scanners import place, share_out_scans, to_pixels
 
 _CLASSES = 10
 _VALIDATION, _TEST = 30, 70  # images of each place that do not train
@@ -69,26 +68,16 @@ def load_cow_on_beach(seed: int = 0) -> Dataset:
       Dataset "cow_on_beach": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same
       bytes.
     """
-    ink, labels = handwriting()
-    owners = stratified_split(labels, [p.images for p in _PLACES], generator(seed, 0))
-    domains = []
-    for position, (place_shown, owned) in enumerate(zip(_PLACES, owners, strict=True)):
-        rng = generator(seed, 1, position)
-        images = _paint(
-            ink[owned], _grounds(place_shown, labels[owned], rng), place_shown.light, rng
-        )
-        sizes = [len(owned) - _VALIDATION - _TEST, _VALIDATION, _TEST]
-        parts = stratified_split(labels[owned], sizes, rng)
-        splits = (Split(images[part], labels[owned][part]) for part in parts)
-        domains.append(Domain(place_shown.name, *splits))
+    shares, domains = share_out_scans(seed, [scene.images for scene in _PLACES]), []
+    for scene, (ink, labels, rng) in zip(_PLACES, shares, strict=True):
+        drawn = rng.integers(_CLASSES, size=len(labels))
+        is_fixed = rng.uniform(size=len(labels)) < scene.fixed
+        ground = np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
+        images = _paint(ink, ground, scene.light, rng)
+        sizes = [len(labels) - _VALIDATION - _TEST, _VALIDATION, _TEST]
+        parts = stratified_split(labels, sizes, rng)
+        domains.append(Domain(scene.name, *(Split(images[p], labels[p]) for p in parts)))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def _grounds(scene: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the number of each image's ground, i64[N]."""
-    drawn = rng.integers(_CLASSES, size=len(labels))
-    is_fixed = rng.uniform(size=len(labels)) < scene.fixed
-    return np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
 
 
 def _paint(

@@ -2,15 +2,15 @@
 
 Domains, classes and counts are those of the publications; a note reports a different count. PACS,
 VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed and so
-in FedIG.
+in FedIG. Lists of PACS and DomainNet divide the images of a domain; those in the root of the
+dataset or beside it are read.
 
 References: Gulrajani & Lopez-Paz, "In search of lost domain generalization" (DomainBed), ICLR 2021;
 Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalization for unseen
 clients in federated learning", 2021; and with each dataset, its own.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +18,17 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.files import read_list, without_suffix
-from fedjax_bn.data.sets.folders import Listing, Published, domain_folders, list_domain, to_source
+from fedjax_bn.data.sets.files import read_list
+from fedjax_bn.data.sets.folders import (
+    Listing,
+    Published,
+    domain_folders,
+    folder_source,
+    list_domain,
+)
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
+_DOMAINNET = "domainnet"
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 _VLCS_CLASSES = ("bird", "car", "chair", "dog", "person")
 # In the order of their names, capital letters first, as DomainBed numbers them.
@@ -33,6 +40,10 @@ _OFFICE_HOME_CLASSES = """
     Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
     Telephone ToothBrush Toys Trash_Can Webcam
 """
+_DOMAINNET_CLASSES = (
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+)
 _OFFICE_CALTECH10_CLASSES = {  # in the order of FedBN's code, with Caltech-256's names
     "back_pack": (),
     "bike": ("touring-bike",),
@@ -51,9 +62,9 @@ _TABLE = (
     # Lines of the authors' lists are `photo/dog/056_0022.jpg 1`. Training and crossval lists divide
     # a domain, and the test list is the whole domain, which is tested when it is unseen; so the
     # first two become training and validation parts, and there is no test part. The published
-    # crossval list of art_painting begins with two slips: dog/pic_225.jpg has label 0, and
-    # dog/pic_248.jpg is listed twice instead of dog/pic_249.jpg. DomainBed, and so FedIG, does not
-    # use the lists but divides at random (data.split=holdout); FedCD does not state its split.
+    # crossval list of art_painting has dog/pic_248.jpg twice, and not dog/pic_249.jpg. DomainBed,
+    # and so FedIG, does not use the lists but divides at random (data.split=holdout); FedCD does
+    # not state its split.
     Published(
         name="pacs",
         title="PACS",
@@ -72,11 +83,11 @@ _TABLE = (
             "linked from dali-dl.github.io/project_iccv2017.html, or by DomainBed's "
             "domainbed.scripts.download)"
         ),
-        slips={"art_painting/dog/pic_225.jpg": 0},
+        lists={"_train_kfold.txt": TRAIN, "_crossval_kfold.txt": VALIDATION},
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
     # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
-    # authors as CALTECH/{train,crossval,test}/0/*.jpg, or full/ if there is no train.
+    # authors as CALTECH/{train,crossval,test}/0/*.jpg.
     Published(
         name="vlcs",
         title="VLCS",
@@ -96,7 +107,6 @@ _TABLE = (
             "domainbed.scripts.download)"
         ),
         parts={"train": TRAIN, "crossval": VALIDATION, "test": TEST},
-        whole="full",
     ),
     # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
     Published(
@@ -166,13 +176,36 @@ _TABLE = (
         std=(0.5, 0.5, 0.5),
         image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
-        always_divided=True,
+    ),
+    # Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source domain adaptation",
+    # ICCV 2019. Lines of the lists are `clipart/bird/clipart_001_000001.jpg 0`; images in no list
+    # are left out, and only the folders of the chosen classes are needed.
+    # FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images, as its
+    # code numbers them; images stretched to 256x256, no normalization beyond u8/255; every client
+    # is cut to 105 training and 105 validation images, 0.05 of the smallest.
+    Published(
+        name=_DOMAINNET,
+        title="DomainNet",
+        about="drawings, paintings and photographs of up to 345 classes",
+        domains=dict.fromkeys(
+            ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), ()
+        ),
+        classes=dict.fromkeys(_DOMAINNET_CLASSES, ()),
+        counts={},
+        where=(
+            "it must hold clipart, infograph, painting, quickdraw, real and sketch, each with "
+            "class folders of images, and beside them the lists clipart_train.txt, "
+            "clipart_test.txt, ... (DomainNet, cleaned version, from ai.bu.edu/M3SDA)"
+        ),
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        image_size=256,
+        lists={"_train.txt": TRAIN, "_test.txt": TEST},
     ),
 )
 IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
-# Where copies of PACS have the authors' lists, and the number of the first class in them.
+# Where copies have the authors' lists.
 _LIST_FOLDERS = ("splits", "Train val splits and h5py files pre-read", ".")
-_FIRST_LABEL = 1
 
 
 def load_image_folders(
@@ -180,6 +213,7 @@ def load_image_folders(
     path: str | Path | None,
     *,
     image_size: int | None = None,
+    classes: Sequence[str] = (),
     **options: Any,
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
@@ -188,6 +222,7 @@ def load_image_folders(
       dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
+      classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
       **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
@@ -195,73 +230,96 @@ def load_image_folders(
 
     Raises:
       FileNotFoundError: a folder, a list or a listed image is missing; it says where to fetch it.
-      ValueError: a class has no images, lists do not fit the images, or images cannot be read.
+      ValueError: a class has no images or is in no list, or images cannot be read.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
+    endings = [f"{name}{ending}" for name in folders for ending in dataset.lists]
+    place = next((p for p in places if any((p / ending).is_file() for ending in endings)), None)
+    if dataset.name == _DOMAINNET:
+        if place is None:
+            raise FileNotFoundError(f"{root} has no list such as {endings[0]}: {dataset.where}")
+        dataset = _with_classes(dataset, place, classes)
     notes: list[str] = []
-    if dataset.slips is not None:
-        places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
-        lists = next((place for place in places if any(place.glob("[!.]*_kfold.txt"))), None)
-        if lists:
-            listings = [_divide_by_lists(listing, dataset, lists, notes) for listing in listings]
+    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    if place:
+        listings = [_divide_by_lists(listing, dataset, place, notes) for listing in listings]
     size = image_size or dataset.image_size
-    return to_source(dataset, root, listings, size, notes=notes, **options)
+    return folder_source(dataset, root, listings, size, notes=notes, **options)
+
+
+def _with_classes(dataset: Published, place: Path, classes: Sequence[str]) -> Published:
+    """Returns DomainNet with the chosen classes, by default its ten."""
+    label_of: dict[str, int] = {}
+    for domain in dataset.domains:
+        for ending in dataset.lists:
+            names, labels = read_list(place / f"{domain}{ending}")
+            label_of |= zip(map(_class_of, names), labels.tolist(), strict=True)
+    chosen = tuple(classes) or tuple(dataset.classes)
+    if chosen == ("all",):
+        chosen = tuple(sorted(label_of, key=label_of.get))
+    unknown = [name for name in chosen if name not in label_of]
+    if unknown or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
+            f"the lists of {place}: {first_few(list(label_of))}"
+        )
+    return dataset._replace(classes=dict.fromkeys(chosen, ()))
+
+
+def _class_of(name: str) -> str:
+    return name.split("/")[-2:][0]
 
 
 def _divide_by_lists(
-    listing: Listing, dataset: Published, folder: Path, notes: list[str]
+    listing: Listing, dataset: Published, place: Path, notes: list[str]
 ) -> Listing:
-    """Returns the listing with the parts of PACS' lists, see `_TABLE`; appends to `notes`.
+    """Returns the listing with the parts that lists state; appends to `notes`.
 
-    Images in no list go to validation. Suffixes and the case of classes need not match.
+    Images in no list of DomainNet are left out, those of PACS validate. Suffixes need not match,
+    because copies differ in formats; an image in two lists belongs to the last.
     """
-    train_list, validation_list = (
-        folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval")
-    )
-    train, validation = (_rows_in(path, listing, dataset) for path in (train_list, validation_list))
-    names = [file.name for file in listing.files]
-    if both_parts := sorted(set(train) & set(validation)):
-        raise ValueError(
-            f"{train_list} and {validation_list} both have "
-            f"{first_few([names[k] for k in both_parts])}; fetch the lists again"
-        )
-    parts = np.full(len(names), -1, np.int8)
-    parts[train], parts[validation] = TRAIN, VALIDATION
-    place = f"{dataset.name}, {listing.name}"
-    if repeated := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
-        notes.append(f"{place}: listed twice, used once: {first_few(repeated)}")
-    if unlisted := [names[k] for k in np.flatnonzero(parts < 0)]:
-        names_unlisted = first_few(unlisted)
-        notes.append(
-            f"{place}: in no list, in data.split=official for validation: {names_unlisted}"
-        )
-    parts[parts < 0] = VALIDATION
-    return listing._replace(parts=parts)
-
-
-def _rows_in(path: Path, listing: Listing, dataset: Published) -> list[int]:
-    """Returns the positions in the listing of the images that a list names, in the list's order."""
+    names = tuple(dataset.classes)
     row_of = {
-        without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
-        for k, file in enumerate(listing.files)
+        f"{listing.name}/{names[label]}/{file.stem}": row
+        for row, (file, label) in enumerate(zip(listing.files, listing.labels, strict=True))
     }
-    names, labels = read_list(path)
-    if missing := [name for name in names if without_suffix(name) not in row_of]:
+    part_of: dict[int, int] = {}
+    missing, count = [], 0
+    for ending, part in dataset.lists.items():
+        for name in read_list(place / f"{listing.name}{ending}")[0]:
+            if _class_of(name) in dataset.classes:
+                row = row_of.get(name.rpartition(".")[0])
+                missing += [name] if row is None else []
+                count += 1
+                part_of[row] = part
+    about = f"{dataset.name}, {listing.name}"
+    if missing:
         raise FileNotFoundError(
-            f"{path} names {len(missing)} images that are missing: {first_few(missing)}; fetch "
-            "them, or move the lists away to do without"
+            f"{about}: {place} lists {len(missing)} images that are missing: {first_few(missing)}; "
+            "fetch or unpack them again"
         )
-    rows = [row_of[without_suffix(name)] for name in names]
-    expected = listing.labels[rows] + _FIRST_LABEL
-    if faults := [
-        f"{name} {label} (not {number})"
-        for name, label, number in zip(names, labels, expected, strict=True)
-        if label not in (number, dataset.slips.get(name))
-    ]:
-        raise ValueError(
-            f"{path}: {len(faults)} labels are not those of the class folders, counted from "
-            f"{_FIRST_LABEL}: {first_few(faults)}; fetch the list again"
-        )
-    return rows
+    if count > len(part_of):
+        notes.append(f"{about}: {count - len(part_of)} lines repeat an image, which is used once")
+    unlisted = [row for row in range(len(listing.files)) if row not in part_of]
+    unlisted_names = first_few([listing.files[row].name for row in unlisted])
+    if dataset.name == _DOMAINNET:
+        if unlisted:
+            notes.append(f"{about}: left out {len(unlisted)} images in no list: {unlisted_names}")
+        rows = list(part_of)
+        if absent := set(range(len(names))) - set(listing.labels[rows].tolist()):
+            raise ValueError(
+                f"{about}: the lists have no images of {first_few([names[k] for k in absent])}; "
+                "choose other data.classes"
+            )
+    else:
+        if unlisted:
+            notes.append(f"{about}: {len(unlisted)} images in no list validate: {unlisted_names}")
+        part_of |= dict.fromkeys(unlisted, VALIDATION)
+        rows = sorted(part_of)
+    return listing._replace(
+        files=[listing.files[row] for row in rows],
+        labels=listing.labels[rows],
+        parts=np.array([part_of[row] for row in rows], np.int8),
+    )

@@ -25,7 +25,6 @@ from fedjax_bn.data.sets import (
     cifar10_c,
     cow_on_beach,
     digits,
-    domainnet,
     folders,
     image_folders,
     npz,
@@ -44,7 +43,7 @@ _Read = Callable[..., Source | Dataset]  # (config) with the options of `data.na
 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
-    """Returns how image files are decoded, as arguments of `folders.to_source`."""
+    """Returns how image files are decoded, as arguments of `folders.folder_source`."""
     return {
         "cache": _cache_folder(config),
         "progress": True,
@@ -172,7 +171,7 @@ DATASETS: dict[str, _Read] = {
     "cifar10_c": _read_images(_load_cifar10_c, "domains", "severities"),
     "digits": _read_digits,
     "digits_morpho": _read_digits,
-    "domainnet": _read_images(domainnet.load_domainnet, "classes"),
+    "domainnet": _read_images(partial(image_folders.load_image_folders, "domainnet"), "classes"),
     "folders": _read_own,
     "masks": _read_images(
         mask_folders.load_mask_folders,
@@ -225,7 +224,7 @@ def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"boxes": box_folders, "folders": folders}
     modules["masks"] = mask_folders
-    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
+    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, npz)
     for module in (*named, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
