@@ -205,13 +205,6 @@ def test_bad_labels_are_refused_by_file_and_row(tmp_path, name, content, culprit
     assert "\n" not in str(error.value)
 
 
-def test_a_class_named_twice_is_refused(tmp_path):
-    yolo_set(tmp_path, "a")
-    text(tmp_path / "data.yaml", "names: [cat, cat]")
-    with pytest.raises(ValueError, match=str(tmp_path / "data.yaml")):
-        load_boxes(tmp_path, **HOW)
-
-
 def test_missing_images_folders_and_classes_are_named(tmp_path):
     picture(tmp_path / "set/images/a.png")
     text(tmp_path / "set/a.json", coco())

@@ -12,8 +12,6 @@ from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from trees import assert_in_place, write_shade, write_tree
 
 FOLDERS = image_folders.IMAGE_FOLDERS
-NUMBERS = tuple(map(str, range(5)))
-AUTHORS = ("CALTECH", "LABELME", "SUN", "PASCAL")  # VLCS' domains as its authors write them
 COUNTS = {
     "digits_dg": [6000] * 4,
     "office_caltech10": [958, 1123, 157, 295],
@@ -21,40 +19,27 @@ COUNTS = {
     "pacs": [1670, 2048, 2344, 3929],
     "vlcs": [1415, 2656, 3282, 3376],
 }
-# of datasets that lists divide: endings of lists, numbers of a class' images in them, first label
-LISTS = {
-    "pacs": {"train_kfold": (0, 1), "crossval_kfold": (2,), "test_kfold": (0, 1, 2)},
-    "domainnet": {"train": (0, 1), "test": (2,)},
-}
-TEN = tuple(FOLDERS["domainnet"].classes)
-OTHERS = {"pacs": (), "domainnet": ("airplane", "zigzag")}  # classes of the lists without images
+DOMAINNET = FOLDERS["domainnet"]
+TEN = tuple(DOMAINNET.classes)
 
 
 def load(name, path, **options):
     return image_folders.load_image_folders(name, path, image_size=6, progress=False, **options)
 
 
-def write_lists(name: str, root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    for domain in FOLDERS[name].domains:
-        for ending, numbers in LISTS[name].items():
+@pytest.fixture
+def listed(tmp_path) -> Path:
+    """DomainNet with images of ten classes, and lists of twelve: 0 and 1 train, 2 tests."""
+    root = write_tree(tmp_path / "domainnet", DOMAINNET.domains, TEN, 3)
+    for domain in DOMAINNET.domains:
+        for ending, numbers in (("train", (0, 1)), ("test", (2,))):
             lines = [
-                f"{domain}/{class_name}/{k}.jpg {label}\n"
-                for label, class_name in enumerate(sorted((*FOLDERS[name].classes, *OTHERS[name])))
+                f"{domain}/{name}/{k}.jpg {label}\n"
+                for label, name in enumerate(sorted((*TEN, "airplane", "zigzag")))
                 for k in numbers
             ]
             (root / f"{domain}_{ending}.txt").write_text("".join(lines))
-
-
-@pytest.fixture
-def trees(tmp_path) -> dict[str, Path]:
-    """Datasets with lists, in the root of one and in a folder of the other."""
-    roots = {}
-    for name, folder in (("pacs", "splits"), ("domainnet", ".")):
-        row = FOLDERS[name]
-        roots[name] = write_tree(tmp_path / name / "data", row.domains, [*row.classes], 3)
-        write_lists(name, roots[name] / folder)
-    return roots
+    return root
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -94,17 +79,6 @@ def test_the_form_of_office_31_and_names_of_caltech_256_serve_without_other_clas
     assert any(note.startswith("left out 3 files or folders") for note in source.notes)
 
 
-@pytest.mark.parametrize("train", ["train", "TRAIN"])
-def test_vlcs_authors_form_divides_by_folder(tmp_path, train):
-    for part, count in ((train, 3), ("crossval", 1), ("test", 2), ("full", 6)):
-        write_tree(tmp_path, [f"{domain}/{part}" for domain in AUTHORS], NUMBERS, count)
-    source = load("vlcs", tmp_path)
-    for pool in source.pools:
-        np.testing.assert_array_equal(pool.parts, [0] * 15 + [1] * 5 + [2] * 10)
-        assert not any("/full/" in name for name in pool.names)
-    assert_in_place(source)
-
-
 def test_train_and_val_of_digits_dg_become_parts_and_a_class_may_be_rare_but_not_absent(tmp_path):
     domains = FOLDERS["digits_dg"].domains
     for part, count in (("train", 2), ("val", 1)):
@@ -118,116 +92,67 @@ def test_train_and_val_of_digits_dg_become_parts_and_a_class_may_be_rare_but_not
         np.testing.assert_array_equal(pool.parts, [TRAIN] * 19 + [VALIDATION] * 9)
 
 
-def test_lists_divide_a_domain(trees):
-    source = load("pacs", trees["pacs"])
-    for pool in source.pools:
-        assert pool.parts.tolist() == [TRAIN, TRAIN, VALIDATION] * 7
-    assert_in_place(source)
-    source = load("domainnet", trees["domainnet"])
-    for pool in source.pools:
-        twice = [label for label in range(10) for _ in "ab"]
-        assert pool.labels.tolist() == twice + list(range(10))
+def test_lists_divide_a_domain(listed):
+    for pool in load("domainnet", listed).pools:
+        assert pool.labels.tolist() == [label for label in range(10) for _ in "ab"] + [*range(10)]
         assert pool.parts.tolist() == [TRAIN] * 20 + [TEST] * 10
-    assert_in_place(source)
+    assert_in_place(load("domainnet", listed))
 
 
-@pytest.mark.parametrize("place", ["above", "beside"])
-def test_the_authors_folders_of_lists_are_found(trees, place):
-    lists = trees["pacs"] / "splits"
-    around = trees["pacs"].parent if place == "above" else trees["pacs"]
-    lists.rename(around / "Train val splits and h5py files pre-read")
-    source = load("pacs", trees["pacs"].parent)
-    assert source.pools[0].parts.tolist() == [TRAIN, TRAIN, VALIDATION] * 7
-
-
-def test_any_classes_of_domainnets_lists_may_be_chosen_and_are_numbered_in_that_order(trees):
-    source = load("domainnet", trees["domainnet"], classes=("zebra", "bird"))
+def test_any_classes_of_the_lists_may_be_chosen_and_are_numbered_in_that_order(listed):
+    source = load("domainnet", listed, classes=("zebra", "bird"))
     assert source.classes == ("zebra", "bird")
     pool = source.pools[1]
     names = [name.split("/")[1] for name in pool.names]
     assert names == [source.classes[label] for label in pool.labels]
     for classes in (("bird", "brid"), ("bird", "bird")):
         with pytest.raises(ValueError, match=r"data\.classes"):
-            load("domainnet", trees["domainnet"], classes=classes)
-    write_tree(trees["domainnet"], FOLDERS["domainnet"].domains, OTHERS["domainnet"], 3)
-    source = load("domainnet", trees["domainnet"], classes=("all",))
+            load("domainnet", listed, classes=classes)
+    write_tree(listed, DOMAINNET.domains, ("airplane", "zigzag"), 3)
+    source = load("domainnet", listed, classes=("all",))
     assert source.classes == ("airplane", *TEN, "zigzag")
 
 
-def test_an_image_in_no_list_validates_in_pacs_and_is_left_out_of_domainnet(trees):
-    for name, domain, class_name in (("pacs", "photo", "dog"), ("domainnet", "real", "bird")):
-        write_shade(trees[name] / domain / class_name / "9.png", 0)
-        source = load(name, trees[name])
-        assert any("9.png" in note for note in source.notes)
-        (pool,) = (pool for pool in source.pools if pool.name == domain)
-        parts = pool.parts[[file.endswith("9.png") for file in pool.names]]
-        assert parts.tolist() == ([VALIDATION] if name == "pacs" else [])
+def test_an_image_in_no_list_is_left_out_and_one_in_both_tests(listed):
+    write_shade(listed / "sketch" / "bird" / "9.png", 0)
+    path = listed / "sketch_test.txt"
+    path.write_text(path.read_text() + "sketch/tiger/0.png 5\n")
+    source = load("domainnet", listed)
+    pool = source.pools[5]
+    assert len(pool.labels) == 30
+    assert any("1 images in no list: sketch/bird/9" in note for note in source.notes)
+    assert pool.parts[pool.names == "sketch/tiger/0.png"].tolist() == [TEST]
 
 
-@pytest.mark.parametrize(
-    ("name", "ending", "line", "part"),
-    [
-        ("pacs", "splits/photo_crossval_kfold.txt", "photo/dog/0.jpg 1", VALIDATION),
-        ("domainnet", "sketch_test.txt", "sketch/tiger/0.png 5", TEST),
-    ],
-)
-def test_an_image_in_two_lists_never_trains(trees, name, ending, line, part):
-    path = trees[name] / ending
-    path.write_text(path.read_text() + line + "\n")
-    source = load(name, trees[name])
-    image = line.rpartition(".")[0]
-    (pool,) = (pool for pool in source.pools if pool.name == image.split("/")[0])
-    assert pool.parts[[file.startswith(image) for file in pool.names]].tolist() == [part]
-    assert any(f"{pool.name}: 1 lines repeat" in note for note in source.notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "domain", "class_name"), [("pacs", "sketch", "horse"), ("domainnet", "real", "whale")]
-)
-def test_listed_images_and_lists_that_are_missing_are_named(trees, name, domain, class_name):
+def test_what_lists_lack_or_name_in_vain_is_named(listed):
     for k in range(2):
-        (trees[name] / domain / class_name / f"{k}.png").unlink()
-    with pytest.raises(FileNotFoundError, match=f"{domain}/{class_name}/0.*{class_name}/1"):
-        load(name, trees[name])
-    lists = sorted(trees[name].rglob("*.txt"))
-    next(path for path in lists if path.name.startswith(f"{domain}_train")).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{domain}_train"):
-        load(name, trees[name])
-    for path in trees["domainnet"].glob("*.txt"):
-        path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"ai\.bu\.edu/M3SDA"):
-        load("domainnet", trees["domainnet"])
-
-
-@pytest.mark.parametrize("content", [b"photo/dog/0.jpg\n\nphoto/dog/1.jpg one\n", b"\xff\xfe\x00"])
-def test_lists_of_another_form_are_named(trees, content):
-    path = trees["pacs"] / "splits" / "photo_train_kfold.txt"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=str(path)):
-        load("pacs", trees["pacs"])
-
-
-def test_a_class_that_a_domain_lacks_is_named(trees):
-    for path in trees["domainnet"].glob("infograph_*.txt"):
+        (listed / "real" / "whale" / f"{k}.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"real/whale/0, real/whale/1"):
+        load("domainnet", listed)
+    for path in listed.glob("infograph_*.txt"):
         lines = [line for line in path.read_text().splitlines(True) if "/teapot/" not in line]
         path.write_text("".join(lines))
-    with pytest.raises(ValueError, match=r"infograph.*teapot"):
-        load("domainnet", trees["domainnet"])
+    with pytest.raises(ValueError, match="infograph/teapot"):
+        load("domainnet", listed)
+    (listed / "painting_test.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"painting_test\.txt.*ai\.bu\.edu/M3SDA"):
+        load("domainnet", listed)
 
 
-def test_the_real_images_of_pacs_have_the_published_counts_and_lists(shared, monkeypatch):
+@pytest.mark.parametrize("content", [b"clipart/bird/0.jpg one\n", b"\xff\xfe\x00"])
+def test_lists_of_another_form_are_named(listed, content):
+    (listed / "clipart_train.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=str(listed / "clipart_train.txt")):
+        load("domainnet", listed)
+
+
+def test_the_real_images_of_pacs_have_the_published_counts(shared, monkeypatch):
     def blank(files, size, **options):
         return np.zeros((len(files), size, size, 3), np.uint8), ()
 
     monkeypatch.setattr("fedjax_bn.data.sets.folders.decode", blank)
     source = load("pacs", shared / "data" / "pacs")
     assert {pool.name: len(pool.labels) for pool in source.pools} == FOLDERS["pacs"].counts
-    assert [np.bincount(pool.parts).tolist() for pool in source.pools] == [
-        [1499, 171],
-        [1840, 208],
-        [2107, 237],
-        [3531, 398],
-    ]
     for pool in source.pools:
         names = [name.split("/")[1] for name in pool.names]
         assert names == [source.classes[label] for label in pool.labels]

@@ -22,6 +22,7 @@ from the upper left corner of the image as viewers show it, or as it is stored i
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -29,6 +30,11 @@ from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import files_below, is_hidden, is_image
 
+WHERE = (
+    "data.path must hold images with boxes, or a folder of such for each domain that data.domains "
+    "chooses, all in one form: images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO; "
+    "launch/convert makes it of VOC, BDD100K, Cityscapes and Mapillary Vistas)"
+)
 _Files = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
@@ -67,7 +73,40 @@ class Labelled(NamedTuple):
     part: int | None = None
 
 
-def yolo_files(folder: Path) -> _Files:
+def read_labels(
+    root: Path, folders: Mapping[str, Path], slips: Slips
+) -> tuple[list[str], dict[str, list[Labelled]], bool]:
+    """Returns the names of all classes, domain -> its images, and whether boxes are in pixels.
+
+    Otherwise boxes are in shares of their image.
+
+    Args:
+      root: around the domains; it may name the classes.
+      folders: of the domains, all in one form.
+      slips: counts the images without a text file.
+
+    Raises:
+      ValueError: a file is damaged or not in the form; it is named, with the line.
+    """
+    yolo = {domain: _yolo_files(folder) for domain, folder in folders.items()}
+    coco = {domain: _coco_files(folders[domain]) for domain in folders if not yolo[domain]}
+    if not coco:
+        return *_read_yolo(root, folders, yolo, slips), False
+    empty = [domain for domain, files in coco.items() if not files]
+    if empty or len(coco) < len(folders):
+        raise ValueError(
+            f"{folders[(empty or list(coco))[0]]} has no boxes, or not in the form of other "
+            f"domains: {WHERE}"
+        )
+    names: dict[str, None] = {}
+    labelled: dict[str, list[Labelled]] = {}
+    for domain, files in coco.items():
+        class_names, labelled[domain] = _read_coco(files, folders[domain])
+        names |= dict.fromkeys(class_names)
+    return list(names), labelled, True
+
+
+def _yolo_files(folder: Path) -> _Files:
     """Returns the images of a domain, each with its text file; none if no image has one."""
     files: _Files = []
     for image in (file for file in files_below(folder) if is_image(file.name)):
@@ -81,20 +120,10 @@ def yolo_files(folder: Path) -> _Files:
     return files if any(label_file for _, label_file in files) else []
 
 
-def read_yolo(
+def _read_yolo(
     root: Path, folders: Mapping[str, Path], files: Mapping[str, _Files], slips: Slips
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
-    """Returns the names of all classes, and domain -> its images, with boxes in shares.
-
-    Args:
-      root: around the domains; it may name the classes.
-      folders: of the domains.
-      files: domain -> what `yolo_files` returns.
-      slips: counts the images without a text file.
-
-    Raises:
-      ValueError: a file is damaged or not in the form; it is named, with the line.
-    """
+    """Returns the names of all classes, and domain -> its images, with boxes in shares."""
     classes = _class_names([root, *folders.values()])
     domains: dict[str, list[Labelled]] = {}
     for domain, pairs in files.items():
@@ -127,8 +156,6 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
                     names = (yaml.safe_load(text) or {}).get("names")
                 if isinstance(names, dict):
                     names = [names[number] for number in range(len(names))]
-                if names and len(set(map(str, names))) < len(names):
-                    raise ValueError(f"`names` has a name twice: {', '.join(map(str, names))}")
             if names:
                 return list(map(str, names))
     return []
@@ -141,14 +168,12 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[Box]:
         for row, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
             if not line.strip():
                 continue
-            try:
-                label, *numbers = map(float, line.split())
-                if label not in range(len(classes) or 10**6):
-                    raise ValueError(f"{label:g} is not one of the {len(classes)} classes")
-                if len(numbers) < 4 or len(numbers) % 2:
-                    raise ValueError(f"{len(numbers)} numbers after the class, not cx cy w h")
-            except ValueError as error:
-                raise ValueError(f"line {row}: {error}") from error
+            words = line.split()
+            label, numbers = words[0], []
+            with suppress(ValueError):  # of a word that is no number
+                label, *numbers = map(float, words)
+            if len(numbers) < 4 or len(numbers) % 2 or label not in range(len(classes) or 10**6):
+                raise ValueError(f"line {row} is not CLASS cx cy w h of {len(classes)} classes")
             across, down = numbers[::2], numbers[1::2]
             if len(numbers) == 4:
                 (x, width), (y, height) = across, down
@@ -158,7 +183,7 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[Box]:
     return boxes
 
 
-def coco_files(folder: Path) -> list[Path]:
+def _coco_files(folder: Path) -> list[Path]:
     """Returns the JSON files of a domain, up to two folders deep; of COCO's own the instances."""
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
     paths = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
@@ -166,12 +191,8 @@ def coco_files(folder: Path) -> list[Path]:
     return [path for path in paths if path.stem.startswith("instances")] or paths
 
 
-def read_coco(paths: Sequence[Path], folder: Path) -> tuple[list[str], list[Labelled]]:
-    """Returns the names of all classes in the order of the files, and the images of a domain.
-
-    Raises:
-      ValueError: a file is damaged or not in the form; it is named.
-    """
+def _read_coco(paths: Sequence[Path], folder: Path) -> tuple[list[str], list[Labelled]]:
+    """Returns the names of all classes in the order of the files, and the images of a domain."""
     classes: dict[str, None] = {}
     labelled: list[Labelled] = []
     for path in paths:

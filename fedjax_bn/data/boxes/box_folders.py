@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.boxes.box_files import Labelled, coco_files, read_coco, read_yolo, yolo_files
+from fedjax_bn.data.boxes.box_files import WHERE, Labelled, read_labels
 from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
@@ -33,27 +33,16 @@ from fedjax_bn.data.pixels.raster import (
     read_image,
     turned_by_pillow,
 )
-from fedjax_bn.data.sets.folders import is_hidden, is_image, subfolders
+from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source
 
-_WHERE = (
-    "it must hold images with boxes, or a folder of such for each domain: images/*.jpg with "
-    "labels/*.txt (YOLO) or annotations/*.json (COCO; launch/convert makes it of VOC, BDD100K, "
-    "Cityscapes and Mapillary Vistas)"
-)
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
-_NO_SPLIT = (
-    "domains whose files name a part (train, val, test) for some images only, or for no training "
-    "image; they are divided as if no part were named"
-)
-_TURNED = (
-    "images whose labels state the size before EXIF's turn (where pixels stay as stored, after "
-    "it), and whose boxes are turned"
-)
+_NO_SPLIT = "domains whose files name a part (train, val) of some images only, which is not used"
+_TURNED = "images whose labels state the size without EXIF's turn, and whose boxes are turned"
 _OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
@@ -90,27 +79,10 @@ def load_boxes(
     """
     root, slips = Path(path or "PATH"), Slips()
     folders = _domain_folders(root, domains)
-    yolo = {domain: yolo_files(folder) for domain, folder in folders.items()}
-    coco = {domain: coco_files(folders[domain]) for domain in folders if not yolo[domain]}
-    empty = [domain for domain, files in coco.items() if not files]
-    if empty or (coco and len(coco) < len(folders)):
-        raise ValueError(
-            f"{folders[(empty or list(coco))[0]]} has no boxes, or other domains have another "
-            f"form: {_WHERE}, all in one form; data.domains chooses folders"
-        )
-    if coco:
-        names: dict[str, None] = {}
-        labelled: dict[str, list[Labelled]] = {}
-        for domain, files in coco.items():
-            class_names, labelled[domain] = read_coco(files, folders[domain])
-            names |= dict.fromkeys(class_names)
-        named_classes = list(names)
-    else:
-        named_classes, labelled = read_yolo(root, folders, yolo, slips)
+    named_classes, labelled, in_pixels = read_labels(root, folders, slips)
     if absent := [label for label in classes if label not in named_classes]:
         raise ValueError(
-            f"data.classes names {first_few(absent)}, but {root} has "
-            f"{first_few(named_classes, 100)}"
+            f"data.classes names {first_few(absent)}, but {root} has {first_few(named_classes)}"
         )
     numbers = {label: number for number, label in enumerate(classes or named_classes)}
     rows = [row for of_domain in labelled.values() for row in of_domain]
@@ -126,7 +98,7 @@ def load_boxes(
     )
     placed = []
     for row, frame in zip(rows, _frames_of(files, root, **options).tolist(), strict=True):
-        corners, numbers_of_boxes = _place(row, frame, numbers, bool(coco), max_boxes, slips)
+        corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, slips)
         placed.append((to_square(corners, *frame[:2], image_size), numbers_of_boxes))
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
     boxes = np.zeros((len(placed), longest, 4), np.float32)
@@ -160,10 +132,9 @@ def load_boxes(
                 np.array(parts, np.int8) if is_official else None,
             )
         )
-    sizes = ", ".join(f"{pool.name} {len(pool.images)}" for pool in pools)
     about = (
-        f"{counts.sum()} boxes in {len(files)} images ({sizes}), {(counts == 0).sum()} of them "
-        f"without boxes, at most {counts.max()} in one"
+        f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
+        f"boxes, at most {counts.max()} in one"
     )
     return check_source(
         Source(
@@ -192,9 +163,6 @@ def _place(
     slips.add(_OTHER_CLASS, count=len(row.boxes) - len(chosen))
     slips.add(_CROWDS, count=sum(box.crowd for box in chosen))
     corners = np.array([box.corners for box in chosen], np.float64).reshape(-1, 4)
-    if not np.isfinite(corners).all():
-        number = chosen[np.argwhere(~np.isfinite(corners))[0][0]].row
-        raise ValueError(f"{row.place}, row {number} has a box that is not finite: remove it")
     image = np.array([width, height] * 2, np.float64)
     # Only tags above 4 exchange width and height, so only there the size shows the boxes' frame.
     if tag > 4 and width != height and row.size == (height, width):
@@ -252,24 +220,20 @@ def _frames_of(
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: those in `root`, or `root` itself if it is one set."""
-    inside = subfolders(root)
-    is_part = [
-        folder.name.lower() in ("images", "labels", "annotations")
-        or part_of([folder.name]) is not None
-        for folder in inside
-    ]
-    # A folder that itself holds images with labels beside them is one set; a lone picture is not.
-    files = [file for file in root.glob("*") if file.is_file() and not is_hidden(file.name)]
-    texts = {file.stem for file in files if file.suffix == ".txt"}
-    has_json = any(file.suffix == ".json" for file in files)
-    is_set = any(is_image(file.name) and (has_json or file.stem in texts) for file in files)
-    folders = {folder.name: folder for folder in inside}
-    if any(is_part) or not inside or is_set:
+    folders = {folder.name: folder for folder in subfolders(root)}
+    is_set = any(
+        name in ("images", "labels", "annotations") or part_of([name]) is not None
+        for name in folders
+    )
+    # So is a folder that itself holds images with labels beside them; a lone picture is none.
+    images = [file for file in root.glob("*") if is_image(file.name)]
+    is_set |= any(file.with_suffix(".txt").is_file() for file in images)
+    if is_set or not folders or (images and any(root.glob("[!.]*.json"))):
         folders = {root.resolve().name: root} if root.is_dir() else {}
     missing = [name for name in domains if name not in folders]
     if missing or not folders:
         raise FileNotFoundError(
             f"data.path {root} has no folder {first_few(missing)}, but "
-            f"{first_few(list(folders)) or 'none'}: {_WHERE}"
+            f"{first_few(list(folders)) or 'none'}: {WHERE}"
         )
     return {name: folders[name] for name in domains or folders}

@@ -12,8 +12,8 @@ CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145
 subject at NYU. All windows of a subject have its name, so that no split separates them.
 
 Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take
-1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` or
-`windows_per_subject` saves memory at little loss. With a cache they are memory-mapped from disk.
+1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` saves
+memory at little loss. With a cache they are memory-mapped from disk.
 
 References: Di Martino et al., "The autism brain imaging data exchange", Molecular Psychiatry 2014;
 Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021,
@@ -35,7 +35,6 @@ from fedjax_bn.data.source import Pool, Source
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
-_LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
 _REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
@@ -59,8 +58,6 @@ def load_abide(
     atlas: str = "",
     window: int = 32,
     stride: int = 1,
-    windows_per_subject: int = 0,
-    fisher_z: bool = False,
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Source:
@@ -73,8 +70,6 @@ def load_abide(
       atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
-      windows_per_subject: if above 0, at most so many windows per subject, evenly spaced.
-      fisher_z: z = arctanh(r) instead of correlations r.
       cache: folder of the samples; without one they are held in memory.
       progress: show how many windows are computed.
 
@@ -86,28 +81,28 @@ def load_abide(
       FileNotFoundError: the table or the series are missing.
       ValueError: an option is out of range, or files are damaged or contradict each other.
 
-    Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, for 110 regions, and it
-    does not state which region of the Harvard-Oxford atlas it leaves out. The published series have
-    111 regions, all of which are kept here: 111 * 110 / 2 = 6105.
+    Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
+    which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """
-    if window < 0 or window == 1 or stride < 1 or windows_per_subject < 0:
+    if window < 0 or window == 1 or stride < 1:
         raise ValueError(
-            f"window is {window}, stride is {stride} and windows_per_subject is "
-            f"{windows_per_subject}; they must be 0 or at least 2, at least 1, and at least 0"
+            f"window is {window} and stride {stride}; they must be 0 or at least 2, and at least 1"
         )
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
     subjects = _read_subjects(files, table, window, sites)
-    options = (window, stride, windows_per_subject, fisher_z)
+    options = (window, stride)
     pools, still_subjects = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        starts = [_window_starts(len(subject.series), *options[:3]) for subject in members]
+        # The first frame of each window that fits; of a whole series, 0.
+        ends = [len(subject.series) - window + 1 if window else 1 for subject in members]
+        starts = [np.arange(0, end, stride, dtype=np.int64) for end in ends]
         counts = list(map(len, starts))
         regions = members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
-        folder = Path(cache) if cache else None
-        make = partial(_make_samples, site, members, starts, window, fisher_z, progress)
-        rows, still = cached_array(folder, f"abide-{_key_of(members, options)}", shape, make)
+        make = partial(_make_samples, site, members, starts, window, progress)
+        file = f"abide-{_key_of(members, options)}"
+        rows, still = cached_array(Path(cache) if cache else None, file, shape, make)
         still_subjects += still
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
@@ -129,7 +124,6 @@ def _make_samples(
     members: Sequence[_Subject],
     starts: Sequence[np.ndarray],
     window: int,
-    fisher_z: bool,
     progress: bool,
     write: Write,
 ) -> tuple[str, ...]:
@@ -137,7 +131,7 @@ def _make_samples(
     still_subjects = []
     with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as bar:
         for subject, windows in zip(members, starts, strict=True):
-            rows, still = _connectomes(subject.series, windows, window, fisher_z)
+            rows, still = _connectomes(subject.series, windows, window)
             write(rows.view(np.uint8))  # the cache keeps bytes
             if still.any():
                 still_subjects.append(f"{subject.name} ({still.any(0).sum()})")
@@ -229,28 +223,14 @@ def _read_series(path: Path) -> np.ndarray:
     return series
 
 
-def _window_starts(frames: int, window: int, stride: int, limit: int) -> np.ndarray:
-    """Returns the first frame of each window that fits, i64[W]; at most `limit`, if it is not 0."""
-    if not window:
-        return np.zeros(1, np.int64)
-    starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
-    if 0 < limit < len(starts):
-        # Only integers, so that every machine picks the same windows.
-        starts = starts[np.arange(limit) * (len(starts) - 1) // max(limit - 1, 1)]
-    return starts
-
-
 def _connectomes(
-    series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool
+    series: np.ndarray, starts: np.ndarray, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the correlations of all pairs of regions in each window of a series f64[T, R].
+    """Returns f32[W, R (R - 1) / 2], the correlations of regions in windows of a series f64[T, R].
 
     corr(a, b) = sum_t (a_t - mean a) (b_t - mean b) / (|a - mean a| |b - mean b|), and 0 where a or
-    b does not vary within the window. Pairs are those above the diagonal, row by row: (0, 1),
-    (0, 2), ..., (R - 2, R - 1).
-
-    Returns:
-      f32[W, R (R - 1) / 2], and which regions do not vary within a window, bool[W, R].
+    b does not vary within the window, bool[W, R], which is returned too. Pairs are those above the
+    diagonal, row by row: (0, 1), (0, 2), ..., (R - 2, R - 1).
     """
     regions = series.shape[1]
     upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
@@ -268,6 +248,4 @@ def _connectomes(
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
         # With mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
-    bound = np.float32(_LIMIT if fisher_z else 1)
-    np.clip(pairs, -bound, bound, out=pairs)
-    return (np.arctanh(pairs, out=pairs) if fisher_z else pairs), flat
+    return np.clip(pairs, -1, 1, out=pairs), flat

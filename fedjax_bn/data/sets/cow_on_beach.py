@@ -30,19 +30,13 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 
 
 class _Place(NamedTuple):
-    """A place where digits are shown.
-
-    fixed: probability of the fixed ground; otherwise one of the ten is drawn.
-    further: the fixed ground belongs to the digit so many further; 0 for the digit's own.
-    light: brightness of the place, 1 for full.
-    images: number of its scans.
-    """
+    """A place where digits are shown."""
 
     name: str
-    fixed: float
-    further: int
-    light: float
-    images: int
+    fixed: float  # probability of the fixed ground; otherwise one of the ten is drawn
+    further: int  # the fixed ground belongs to the digit so many further
+    light: float  # brightness, 1 for full
+    images: int  # number of its scans
 
 
 _PLACES = (
@@ -56,17 +50,11 @@ _PLACES = (
 
 
 def load_cow_on_beach(seed: int = 0) -> Dataset:
-    """Returns the six places as a dataset; every scan belongs to only one place.
+    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes.
 
     A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
-    "beach" are meant as unseen, but any place may be (`target`).
-
-    Args:
-      seed: at least 0; draws who owns which scan, the grounds and the noise.
-
-    Returns:
-      Dataset "cow_on_beach": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same
-      bytes.
+    "beach" are meant as unseen, but any place may be. The seed draws who owns which scan, the
+    grounds and the noise; the same seed gives the same bytes.
     """
     shares, domains = share_out_scans(seed, [scene.images for scene in _PLACES]), []
     for scene, (ink, labels, rng) in zip(_PLACES, shares, strict=True):

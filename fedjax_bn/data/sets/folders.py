@@ -30,10 +30,7 @@ _SUFFIXES = (
 )
 # Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
 _SYSTEM = ("__MACOSX", "@eaDir")
-_WHERE = (
-    "it must hold a folder of each domain, and in it a folder of images of each class, "
-    "DOMAIN/CLASS/*.jpg, the same classes in all domains; data.domains and data.classes choose some"
-)
+_WHERE = "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them"
 
 # name of a domain or class -> other names of its folder in some copies
 Aliases = Mapping[str, tuple[str, ...]]
@@ -44,30 +41,27 @@ class Published(NamedTuple):
 
     Attributes:
       name: of the dataset, as in `data.name`.
-      title: its name in the publication.
-      about: what it shows, in a few words.
+      title, about: its name in the publication, and what it shows, in a few words.
       domains: their names, with aliases.
       classes: likewise, in the order of the labels.
       counts: images of each domain; empty if the publication does not state them.
-      where: what the folder must look like and where to fetch it; error messages end with it.
+      where: the form of the folder and where to fetch it; error messages end with it.
       mean, std: as in `Source`; by default those of ImageNet.
       image_size: pixels a side, as in the methods' papers.
       parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
-      lists: ending of a list's name -> part, of lists `DOMAINENDING` of lines `FILE LABEL`.
     """
 
     name: str
     title: str
     about: str
     domains: Aliases
-    classes: Aliases
-    counts: Mapping[str, int]
-    where: str
+    classes: Aliases = MappingProxyType({})
+    counts: Mapping[str, int] = MappingProxyType({})
+    where: str = ""
     mean: tuple[float, ...] = IMAGENET[0]
     std: tuple[float, ...] = IMAGENET[1]
     image_size: int = 224
     parts: Mapping[str, int] = MappingProxyType({})
-    lists: Mapping[str, int] = MappingProxyType({})
 
 
 class Listing(NamedTuple):
@@ -151,8 +145,7 @@ def _plain(name: str) -> str:
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
     """Returns the folder of each name that has one; the name itself comes before an alias.
 
-    Raises:
-      ValueError: two folders may be meant, which differ only in case, separators or Unicode's form.
+    A ValueError names two folders that differ only in case, separators or Unicode's form.
     """
     matches = {}
     for name, aliases in names.items():
@@ -173,20 +166,19 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
     """Returns the folder that holds a dataset's domains, and the folder of every domain.
 
-    `path` is the folder that holds the domains, or the folder around it.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or some domains have none.
+    `path` is the folder that holds the domains, or the folder around it. A FileNotFoundError names
+    the domains without a folder.
     """
     path, folders = Path(path or "PATH"), {}
     for root in (path, *subfolders(path)):
         if folders := match_folders(subfolders(root), dataset.domains):
             break
     missing = [name for name in dataset.domains if name not in folders]
-    if missing or not folders:
-        names = first_few(missing) or "any domain"
+    # Two spellings of one name would be two domains with the same images.
+    if missing or not folders or len({*folders.values()}) < len(folders):
         raise FileNotFoundError(
-            f"data.path {path} lacks the folders {names} of {dataset.name}: {dataset.where}"
+            f"data.path {path} lacks a folder of {first_few(missing) or 'each domain'} of "
+            f"{dataset.name}, which has {', '.join(dataset.domains)}: {dataset.where}"
         )
     return root, folders
 
@@ -310,15 +302,12 @@ def load_folders(
 
     Raises:
       FileNotFoundError: there is no such folder, or some domains have none.
-      ValueError: a name is given twice, a class has no images, or images cannot be read.
+      ValueError: a class has no images, or images cannot be read.
     """
-    for key, names in (("domains", domains), ("classes", classes)):
-        if len(set(map(_plain, names))) < len(names):
-            raise ValueError(f"data.{key}={tuple(names)} has a name twice; name each once")
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
     named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published("folders", "folders", "", named, {}, {}, _WHERE)
+    dataset = Published("folders", "folders", "", named, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
         spellings: dict[str, str] = {}  # one of names that `_plain` makes equal

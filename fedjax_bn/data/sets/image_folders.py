@@ -2,8 +2,7 @@
 
 Domains, classes and counts are those of the publications; a note reports a different count. PACS,
 VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed and so
-in FedIG. Lists of PACS and DomainNet divide the images of a domain; those in the root of the
-dataset or beside it are read.
+in FedIG.
 
 References: Gulrajani & Lopez-Paz, "In search of lost domain generalization" (DomainBed), ICLR 2021;
 Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalization for unseen
@@ -40,6 +39,8 @@ _OFFICE_HOME_CLASSES = """
     Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
     Telephone ToothBrush Toys Trash_Can Webcam
 """
+_UNSCALED: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # beyond u8/255
+_DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _DOMAINNET_CLASSES = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
@@ -59,12 +60,7 @@ _OFFICE_CALTECH10_CLASSES = {  # in the order of FedBN's code, with Caltech-256'
 
 _TABLE = (
     # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
-    # Lines of the authors' lists are `photo/dog/056_0022.jpg 1`. Training and crossval lists divide
-    # a domain, and the test list is the whole domain, which is tested when it is unseen; so the
-    # first two become training and validation parts, and there is no test part. The published
-    # crossval list of art_painting has dog/pic_248.jpg twice, and not dog/pic_249.jpg. DomainBed,
-    # and so FedIG, does not use the lists but divides at random (data.split=holdout); FedCD does
-    # not state its split.
+    # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
     Published(
         name="pacs",
         title="PACS",
@@ -77,36 +73,18 @@ _TABLE = (
         },
         classes=dict.fromkeys(_PACS_CLASSES, ()),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
-        where=(
-            "it must hold photo, art_painting, cartoon and sketch, each with the class folders "
-            f"{', '.join(_PACS_CLASSES)} of images, and optionally splits/*_kfold.txt (PACS, "
-            "linked from dali-dl.github.io/project_iccv2017.html, or by DomainBed's "
-            "domainbed.scripts.download)"
-        ),
-        lists={"_train_kfold.txt": TRAIN, "_crossval_kfold.txt": VALIDATION},
+        where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
-    # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
-    # authors as CALTECH/{train,crossval,test}/0/*.jpg.
+    # images for softening bias", ICCV 2013.
     Published(
         name="vlcs",
         title="VLCS",
         about="five classes from four collections of photographs",
-        domains={
-            "Caltech101": ("Caltech",),
-            "LabelMe": (),
-            "SUN09": ("SUN",),
-            "VOC2007": ("Pascal", "VOC"),
-        },
-        classes={name: (str(label),) for label, name in enumerate(_VLCS_CLASSES)},
+        domains=dict.fromkeys(("Caltech101", "LabelMe", "SUN09", "VOC2007"), ()),
+        classes=dict.fromkeys(_VLCS_CLASSES, ()),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
-        where=(
-            "it must hold Caltech101, LabelMe, SUN09 and VOC2007, each with the class folders "
-            f"{', '.join(_VLCS_CLASSES)} of images, or CALTECH, LABELME, SUN and PASCAL, each with "
-            "train, crossval and test of class folders 0 to 4 (VLCS, by DomainBed's "
-            "domainbed.scripts.download)"
-        ),
-        parts={"train": TRAIN, "crossval": VALIDATION, "test": TEST},
+        where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
     # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
     Published(
@@ -117,9 +95,8 @@ _TABLE = (
         classes=dict.fromkeys(_OFFICE_HOME_CLASSES.split(), ()),
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         where=(
-            "it must hold Art, Clipart, Product and Real World, each with 65 class folders of "
-            "images from Alarm_Clock to Webcam (OfficeHome, from "
-            "hemanthdv.github.io/officehome-dataset or by DomainBed's domainbed.scripts.download)"
+            "DOMAIN/CLASS/*.jpg of 65 classes from Alarm_Clock to Webcam, from "
+            "hemanthdv.github.io/officehome-dataset"
         ),
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
@@ -142,13 +119,8 @@ _TABLE = (
         },
         classes=_OFFICE_CALTECH10_CLASSES,
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
-        where=(
-            "it must hold amazon, caltech, dslr and webcam, each with the class folders "
-            f"{', '.join(_OFFICE_CALTECH10_CLASSES)} of images (Office-Caltech10, linked from "
-            "github.com/med-air/FedBN)"
-        ),
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
+        where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
+        **_UNSCALED,
         image_size=256,
     ),
     # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
@@ -168,12 +140,11 @@ _TABLE = (
         classes=dict.fromkeys(map(str, range(10)), ()),
         counts={"mnist": 6000, "mnist_m": 6000, "svhn": 6000, "syn": 6000},
         where=(
-            "it must hold mnist, mnist_m, svhn and syn, each with train and val of class folders 0 "
-            "to 9 of images (Digits-DG, linked from DATASETS.md of "
-            "github.com/KaiyangZhou/Dassl.pytorch)"
+            "DOMAIN/{train,val}/{0,...,9}/*.jpg, linked from DATASETS.md of "
+            "github.com/KaiyangZhou/Dassl.pytorch"
         ),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
         image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
     ),
@@ -187,25 +158,17 @@ _TABLE = (
         name=_DOMAINNET,
         title="DomainNet",
         about="drawings, paintings and photographs of up to 345 classes",
-        domains=dict.fromkeys(
-            ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), ()
-        ),
+        domains=dict.fromkeys(_DOMAINNET_DOMAINS, ()),
         classes=dict.fromkeys(_DOMAINNET_CLASSES, ()),
-        counts={},
         where=(
-            "it must hold clipart, infograph, painting, quickdraw, real and sketch, each with "
-            "class folders of images, and beside them the lists clipart_train.txt, "
-            "clipart_test.txt, ... (DomainNet, cleaned version, from ai.bu.edu/M3SDA)"
+            "DOMAIN/CLASS/*.jpg, and beside the domains the lists clipart_train.txt, "
+            "clipart_test.txt, ..., the cleaned version from ai.bu.edu/M3SDA"
         ),
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
+        **_UNSCALED,
         image_size=256,
-        lists={"_train.txt": TRAIN, "_test.txt": TEST},
     ),
 )
 IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
-# Where copies have the authors' lists.
-_LIST_FOLDERS = ("splits", "Train val splits and h5py files pre-read", ".")
 
 
 def load_image_folders(
@@ -229,33 +192,39 @@ def load_image_folders(
       Source, with official parts if lists or folders divide the domains.
 
     Raises:
-      FileNotFoundError: a folder, a list or a listed image is missing; it says where to fetch it.
+      FileNotFoundError: a folder, a list or a listed image is missing.
       ValueError: a class has no images or is in no list, or images cannot be read.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
-    endings = [f"{name}{ending}" for name in folders for ending in dataset.lists]
-    place = next((p for p in places if any((p / ending).is_file() for ending in endings)), None)
-    if dataset.name == _DOMAINNET:
-        if place is None:
-            raise FileNotFoundError(f"{root} has no list such as {endings[0]}: {dataset.where}")
-        dataset = _with_classes(dataset, place, classes)
     notes: list[str] = []
+    if dataset.name == _DOMAINNET:
+        dataset, rows = _read_lists(dataset, root, classes)
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    if place:
-        listings = [_divide_by_lists(listing, dataset, place, notes) for listing in listings]
+    if dataset.name == _DOMAINNET:
+        listings = [_listed(listing, dataset, rows, notes) for listing in listings]
     size = image_size or dataset.image_size
     return folder_source(dataset, root, listings, size, notes=notes, **options)
 
 
-def _with_classes(dataset: Published, place: Path, classes: Sequence[str]) -> Published:
-    """Returns DomainNet with the chosen classes, by default its ten."""
+def _read_lists(
+    dataset: Published, root: Path, classes: Sequence[str]
+) -> tuple[Published, dict[str, int]]:
+    """Returns DomainNet with the chosen classes, and DOMAIN/CLASS/NAME -> part, in list order."""
     label_of: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for domain in dataset.domains:
-        for ending in dataset.lists:
-            names, labels = read_list(place / f"{domain}{ending}")
-            label_of |= zip(map(_class_of, names), labels.tolist(), strict=True)
+        for ending, part in (("train", TRAIN), ("test", TEST)):
+            path = root / f"{domain}_{ending}.txt"
+            if not path.is_file():
+                raise FileNotFoundError(f"the list {path} is missing: {dataset.where}")
+            names, labels = read_list(path)
+            # Without suffixes, because copies differ in formats. The test list is read last, so
+            # that an image in both lists tests.
+            rows |= {name.rpartition(".")[0]: part for name in names}
+            label_of |= zip(
+                (name.split("/")[-2:][0] for name in names), labels.tolist(), strict=True
+            )
     chosen = tuple(classes) or tuple(dataset.classes)
     if chosen == ("all",):
         chosen = tuple(sorted(label_of, key=label_of.get))
@@ -263,63 +232,33 @@ def _with_classes(dataset: Published, place: Path, classes: Sequence[str]) -> Pu
     if unknown or len(set(chosen)) < len(chosen):
         raise ValueError(
             f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
-            f"the lists of {place}: {first_few(list(label_of))}"
+            f"the lists of {root}: {first_few(list(label_of))}"
         )
-    return dataset._replace(classes=dict.fromkeys(chosen, ()))
+    return dataset._replace(classes=dict.fromkeys(chosen, ())), rows
 
 
-def _class_of(name: str) -> str:
-    return name.split("/")[-2:][0]
-
-
-def _divide_by_lists(
-    listing: Listing, dataset: Published, place: Path, notes: list[str]
+def _listed(
+    listing: Listing, dataset: Published, rows: Mapping[str, int], notes: list[str]
 ) -> Listing:
-    """Returns the listing with the parts that lists state; appends to `notes`.
-
-    Images in no list of DomainNet are left out, those of PACS validate. Suffixes need not match,
-    because copies differ in formats; an image in two lists belongs to the last.
-    """
-    names = tuple(dataset.classes)
-    row_of = {
-        f"{listing.name}/{names[label]}/{file.stem}": row
-        for row, (file, label) in enumerate(zip(listing.files, listing.labels, strict=True))
+    """Returns the images of a domain of DomainNet that are in its lists, with their parts."""
+    classes = tuple(dataset.classes)
+    labels = {
+        f"{listing.name}/{classes[label]}/{file.stem}": (file, label)
+        for file, label in zip(listing.files, listing.labels, strict=True)
     }
-    part_of: dict[int, int] = {}
-    missing, count = [], 0
-    for ending, part in dataset.lists.items():
-        for name in read_list(place / f"{listing.name}{ending}")[0]:
-            if _class_of(name) in dataset.classes:
-                row = row_of.get(name.rpartition(".")[0])
-                missing += [name] if row is None else []
-                count += 1
-                part_of[row] = part
-    about = f"{dataset.name}, {listing.name}"
-    if missing:
+    places = tuple(f"{listing.name}/{name}/" for name in classes)
+    names = [name for name in rows if name.startswith(places)]
+    if missing := [name for name in names if name not in labels]:
         raise FileNotFoundError(
-            f"{about}: {place} lists {len(missing)} images that are missing: {first_few(missing)}; "
+            f"{dataset.name}: {len(missing)} listed images are missing: {first_few(missing)}; "
             "fetch or unpack them again"
         )
-    if count > len(part_of):
-        notes.append(f"{about}: {count - len(part_of)} lines repeat an image, which is used once")
-    unlisted = [row for row in range(len(listing.files)) if row not in part_of]
-    unlisted_names = first_few([listing.files[row].name for row in unlisted])
-    if dataset.name == _DOMAINNET:
-        if unlisted:
-            notes.append(f"{about}: left out {len(unlisted)} images in no list: {unlisted_names}")
-        rows = list(part_of)
-        if absent := set(range(len(names))) - set(listing.labels[rows].tolist()):
-            raise ValueError(
-                f"{about}: the lists have no images of {first_few([names[k] for k in absent])}; "
-                "choose other data.classes"
-            )
-    else:
-        if unlisted:
-            notes.append(f"{about}: {len(unlisted)} images in no list validate: {unlisted_names}")
-        part_of |= dict.fromkeys(unlisted, VALIDATION)
-        rows = sorted(part_of)
-    return listing._replace(
-        files=[listing.files[row] for row in rows],
-        labels=listing.labels[rows],
-        parts=np.array([part_of[row] for row in rows], np.int8),
-    )
+    if unlisted := sorted(labels.keys() - set(names)):
+        notes.append(
+            f"{dataset.name}: left out {len(unlisted)} images in no list: {first_few(unlisted)}"
+        )
+    if absent := [name for name in places if not any(row.startswith(name) for row in names)]:
+        raise ValueError(f"{dataset.name}: the lists have no images of {first_few(absent)}")
+    files, numbers = zip(*(labels[name] for name in names), strict=True)
+    parts = np.array([rows[name] for name in names], np.int8)
+    return listing._replace(files=list(files), labels=np.array(numbers, np.int32), parts=parts)

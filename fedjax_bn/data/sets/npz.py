@@ -114,13 +114,11 @@ def read_archive(
         images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
         place, sides = f"{path}: {prefix}", images.shape[1:3]
         is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
-        if not is_form or labels.shape not in (labels.shape[:1], (len(labels), *sides)):
+        if not is_form or labels.shape not in (images.shape[:1], (len(images), *sides)):
             raise ValueError(
                 f"{place}images is {images.dtype} {images.shape}, {place}labels {labels.shape}; "
                 "give uint8 [N, H, W, C] or floats [N, ...], with labels [N] or masks [N, H, W]"
             )
-        if len(images) != len(labels):
-            raise ValueError(f"{place}images has {len(images)} samples, but {len(labels)} labels")
         samples.setdefault(name, {})[part] = Split(
             as_images(images, f"{place}images"), as_labels(labels, f"{place}labels")
         )

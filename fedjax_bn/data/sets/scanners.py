@@ -34,30 +34,19 @@ _TRAIN, _VALIDATION = 180, 30
 
 
 class _Scanner(NamedTuple):
-    """How one scanner shows ink on paper.
-
-    Attributes:
-      paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
-      resolution: pixels a side that the sensor resolves; the image is enlarged from it to 28.
-      stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
-      blur: standard deviation of the lens in pixels of 28.
-      photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
-        image has its own random crop.
-      noise: standard deviation of the sensor in grey levels, drawn for each pixel and channel.
-    """
+    """How one scanner shows ink on paper."""
 
     name: str
-    paper: _Colour
-    ink: _Colour
-    resolution: int
-    stroke: int
-    blur: float
-    photograph: float
-    noise: float
+    paper: _Colour  # RGB in 0..255
+    ink: _Colour  # lighter than the paper is inverted polarity
+    resolution: int  # pixels a side that the sensor resolves; the image is enlarged from it to 28
+    stroke: int  # pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion)
+    blur: float  # standard deviation of the lens in pixels of 28
+    photograph: float  # share of it in the paper; every image has its own random crop
+    noise: float  # standard deviation of the sensor in grey levels, for each pixel and channel
 
 
 SCANNERS = (
-    # name, paper, ink, resolution, stroke, blur, photograph, noise
     _Scanner("flatbed", (250, 248, 240), (25, 25, 45), 28, 0, 0.0, 0.0, 4.0),
     _Scanner("blueprint", (20, 45, 120), (205, 220, 245), 28, 1, 0.6, 0.0, 10.0),
     _Scanner("thermal", (235, 200, 210), (60, 10, 80), 28, -1, 0.3, 0.0, 8.0),
@@ -68,17 +57,11 @@ SCANNERS = (
 
 
 def load_scanners(seed: int = 0) -> Dataset:
-    """Returns the six scanners as a dataset; each has its own 299 or 300 scans, of all classes.
+    """Returns "scanners": six domains of u8[N, 28, 28, 3] in ten classes.
 
-    180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
-    test, each stratified by class. By default five are clients and the last one, "fax", is the
-    unseen client; any other may take its place.
-
-    Args:
-      seed: at least 0; draws who owns which scan, the photograph's crops and the noise.
-
-    Returns:
-      Dataset "scanners": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same bytes.
+    A scanner has its own 299 or 300 scans, of which 180 train, 30 validate and the others test,
+    each stratified by class. The last one, "fax", is meant as unseen; any other may take its place.
+    The seed draws who owns which scan, crops and noise; the same seed gives the same bytes.
     """
     photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
     sizes, domains = [300] * 3 + [299] * 3, []

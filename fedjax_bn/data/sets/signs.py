@@ -39,25 +39,16 @@ _RIM, _WRITING = 0.16, 0.66  # width of the rim and side of the digit, in shares
 
 
 class _Scene(NamedTuple):
-    """The look of a scene: pixels * light, then a veil, streaks and noise.
-
-    light: factors of red, green and blue.
-    veil: share of its colour in the image.
-    colour: of the veil.
-    streaks: number of rain streaks.
-    noise: standard deviation, grey levels.
-    fixed: in the variant, the probability of the fixed rim; otherwise one of the ten is drawn.
-    further: the fixed rim belongs to the digit so many further; 0 for the digit's own.
-    """
+    """The look of a scene: pixels * light, then a veil, streaks and noise."""
 
     name: str
-    light: tuple[float, float, float]
-    veil: float
-    colour: tuple[float, float, float]
-    streaks: int
-    noise: float
-    fixed: float
-    further: int = 0
+    light: tuple[float, float, float]  # factors of red, green and blue
+    veil: float  # share of its colour in the image
+    colour: tuple[float, float, float]  # of the veil
+    streaks: int  # of rain
+    noise: float  # standard deviation, grey levels
+    fixed: float  # in the variant, probability of the fixed rim; otherwise one of ten is drawn
+    further: int = 0  # the fixed rim belongs to the digit so many further
 
 
 _SCENES = (
@@ -70,16 +61,11 @@ _SCENES = (
 
 
 def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
-    """Returns the five scenes as a dataset.
+    """Returns "signs", or "signs_shortcut": u8[N, 96, 96, 3] with up to three boxes in ten classes.
 
-    Args:
-      seed: at least 0; draws who owns which scan, plates, grounds and weather.
-      shortcut: whether the colour of the rim shows the digit.
-
-    Returns:
-      Dataset "signs" or "signs_shortcut": images u8[N, 96, 96, 3], of a scene 200 to train, 40 to
-      validate and 100 to test, with up to three boxes each in ten classes. The same seed gives the
-      same bytes.
+    A scene has 200 images to train, 40 to validate and 100 to test. The seed draws who owns which
+    scan, plates, grounds and weather; the same seed gives the same bytes. With `shortcut` the
+    colour of the rim shows the digit.
     """
     photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(_SCENES)), []

@@ -38,30 +38,20 @@ _SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
 class _Stain(NamedTuple):
-    """How a stain, a lens and a sensor show tissue.
-
-    Attributes:
-      tissue, wall, lumen: RGB in 0..255; walls lighter than tissue are inverted polarity.
-      texture: grey levels by which the tissue is at most lighter or darker than its colour.
-      blur: standard deviation of the lens in pixels.
-      resolution: pixels a side that the sensor resolves, shown as squares.
-      shade: share by which the light is at most weaker or stronger, along a random direction.
-      noise: standard deviation of the sensor in grey levels.
-    """
+    """How a stain, a lens and a sensor show tissue."""
 
     name: str
-    tissue: _Colour
-    wall: _Colour
+    tissue: _Colour  # RGB in 0..255
+    wall: _Colour  # lighter than tissue is inverted polarity
     lumen: _Colour
-    texture: float
-    blur: float
-    resolution: int
-    shade: float
-    noise: float
+    texture: float  # grey levels by which tissue is at most lighter or darker than its colour
+    blur: float  # standard deviation of the lens in pixels
+    resolution: int  # pixels a side that the sensor resolves, shown as squares
+    shade: float  # share by which light is at most weaker or stronger, along a random direction
+    noise: float  # standard deviation of the sensor in grey levels
 
 
 STAINS = (
-    # name, tissue, wall, lumen, texture, blur, resolution, shade, noise
     _Stain("eosin", (225, 160, 190), (95, 45, 130), (247, 240, 246), 50, 0.3, 64, 0.0, 5),
     _Stain("silver", (190, 160, 95), (25, 20, 20), (225, 210, 170), 60, 1.0, 64, 0.1, 8),
     _Stain("azan", (70, 95, 175), (185, 45, 60), (215, 220, 235), 50, 0.5, 64, 0.0, 12),
@@ -71,14 +61,10 @@ STAINS = (
 
 
 def load_stains(seed: int = 0) -> Dataset:
-    """Returns the five stains as a dataset.
+    """Returns "stains": u8[N, 64, 64, 3] with masks u8[N, 64, 64] of three classes.
 
-    Args:
-      seed: at least 0; draws who owns which scan, where it is, textures, light and noise.
-
-    Returns:
-      Dataset "stains": images u8[N, 64, 64, 3], of a stain 80 to train, 20 to validate and 60 to
-      test, with masks u8[N, 64, 64] of three classes. The same seed gives the same bytes.
+    A stain has 80 images to train, 20 to validate and 60 to test. The seed draws who owns which
+    scan, where it is, textures, light and noise; the same seed gives the same bytes.
     """
     greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(STAINS)), []

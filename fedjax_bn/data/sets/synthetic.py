@@ -20,14 +20,12 @@ def load_synthetic(
 
     Args:
       seed: at least 0; draws the samples.
-      samples: number of each client's training samples, and of its test samples; half of each
-        class.
+      samples: each client's number to train, and to test; half of each class.
       dimension: features of a sample, at least 2.
       correlation: of neighbouring features, in (-1, 1), not 0.
 
     Returns:
-      Source "synthetic": f32[2 * samples, dimension] per client; label 0 is the class around -1,
-      label 1 the class around 1; parts are training and test.
+      Source "synthetic": f32[2 * samples, dimension] per client; label 0 is the class around -1.
 
     Differs from the paper: it leaves the off-diagonal entries and the number of samples open. With
     a negative correlation, both clients' classes can be separated, as the paper's accuracies

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.ranges import Steps, StepsOr0
+from fedjax_bn.arguments.ranges import Steps
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
@@ -115,8 +115,6 @@ def _read_abide(
     atlas: str = "",
     window: Annotated[int, WINDOW] = 32,
     stride: Steps = 1,
-    windows_per_subject: StepsOr0 = 0,
-    fisher_z: bool = False,
 ) -> Source:
     """Reads ABIDE I, whose domains are its sites.
 
@@ -125,8 +123,6 @@ def _read_abide(
       atlas: the atlas, such as cc200, where the folder has several.
       window: time points of a connectome; 0 for all.
       stride: time points between the starts of two windows.
-      windows_per_subject: windows of a subject at most; 0 for all.
-      fisher_z: whether correlations r become artanh r.
     """
     return abide.load_abide(
         _path(config),
@@ -134,8 +130,6 @@ def _read_abide(
         atlas=atlas,
         window=window,
         stride=stride,
-        windows_per_subject=windows_per_subject,
-        fisher_z=fisher_z,
         cache=_cache_folder(config),
     )
 
