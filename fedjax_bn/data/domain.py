@@ -280,8 +280,12 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
     else:
         allowed = {"": (np.int32, (count,))}
     if {name: (leaf.dtype, leaf.shape) for name, leaf in leaves_of(labels)} != allowed:
-        forms_in_words = {name: f"{leaf.dtype}{leaf.shape}" for name, leaf in leaves_of(labels)}
-        allowed_in_words = {name: f"{np.dtype(d)}{shape}" for name, (d, shape) in allowed.items()}
+        forms_in_words = {
+            name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)
+        }
+        allowed_in_words = {
+            name: f"{np.dtype(d)}{list(shape)}" for name, (d, shape) in allowed.items()
+        }
         raise ValueError(
             f"{place} has {count} images {sides} with labels {forms_in_words}; they must be "
             f"{allowed_in_words}"
@@ -289,7 +293,7 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
     if has_masks(labels):
         _check_mask_values(labels, num_classes, place)
     elif has_boxes(labels):
-        _check_box_values(labels, num_classes, place)
+        _check_box_values(labels[BOXES], labels[CLASS], num_classes, place)
     elif len(rows := np.flatnonzero((labels < 0) | (labels >= num_classes))):
         raise ValueError(
             f"{place} has label {labels[rows[0]]} at index {rows[0]}; "
@@ -297,15 +301,12 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
         )
 
 
-def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+def _check_box_values(boxes: np.ndarray, classes: np.ndarray, num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
-    boxes, classes = labels[BOXES], labels[CLASS]
     is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
     with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
         inside = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    rows = np.argwhere(~is_class | (~inside & (classes != PADDING)))
-    if len(rows):
-        image, row = rows[0]
+    for image, row in np.argwhere(~is_class | (~inside & (classes != PADDING)))[:1]:
         raise ValueError(
             f"{place} has class {classes[image, row]} and box {boxes[image, row].tolist()} at "
             f"image {image}, box {row}; classes must be in 0..{num_classes - 1}, -2 less that of a "
@@ -316,9 +317,7 @@ def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: st
 def _check_mask_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a spacing is not above 0."""
     for number, block in enumerate(blocks(labels[MASK])):  # may be memory-mapped and large
-        rows = np.argwhere((block >= num_classes) & (block != UNLABELLED))
-        if len(rows):
-            image, row, column = rows[0].tolist()
+        for image, row, column in np.argwhere((block >= num_classes) & (block != UNLABELLED))[:1]:
             raise ValueError(
                 f"{place} has class {block[image, row, column]} in mask {_BLOCK * number + image} "
                 f"at row {row}, column {column}; classes must be in 0..{num_classes - 1}, or "

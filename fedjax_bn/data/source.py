@@ -24,10 +24,8 @@ class Pool(NamedTuple):
 
     Attributes:
       name: of the domain.
-      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped,
-        so read only the rows that are needed.
-      labels: i32[N], indices into the source's classes; or boxes or masks, see
-        `label_trees`.
+      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped.
+      labels: i32[N], indices into the source's classes; or boxes or masks, see `label_trees`.
       names: str[N], the origin of each sample, such as its path in the dataset's folder, with / on
         every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.

@@ -30,14 +30,8 @@ def test_six_scanners_own_the_documented_numbers_of_images(dataset):
     sizes = [[len(split.labels) for _, split in splits(d)] for d in dataset.domains]
     assert sizes == [[180, 30, 90]] * 3 + [[180, 30, 89]] * 3
     assert [d.name for d in dataset.domains] == [s.name for s in scanners.SCANNERS]
-    assert dataset.domains[-1].name == "fax"
-
-
-def test_the_dataset_is_sound_and_images_are_bytes_of_28_by_28(dataset):
-    check_dataset(dataset)
-    assert dataset.domains[0].train.images.dtype == np.uint8
+    assert check_dataset(dataset).domains[-1].name == "fax"
     assert dataset.domains[0].train.images.shape == (180, 28, 28, 3)
-    assert dataset.num_classes == 10
 
 
 def test_every_class_is_in_every_split_in_equal_numbers_up_to_two(dataset):
@@ -67,11 +61,6 @@ def test_scanners_differ_in_the_distribution_of_features(dataset):
     centres = np.array([mean.mean(axis=0) for mean in means])
     apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
     assert apart[~np.eye(6, dtype=bool)].min() > 20
-
-
-def test_polarity_is_inverted_where_ink_is_lighter_than_paper():
-    inverted = {s.name for s in scanners.SCANNERS if sum(s.ink) > sum(s.paper)}
-    assert inverted == {"blueprint", "microfilm", "magazine"}
 
 
 def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
@@ -107,16 +96,6 @@ def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
     middles = np.array([ndimage.center_of_mass(one) for one in placed])
     assert np.abs(middles - 13.5).max() < 5
     assert np.abs(middles - middles.mean(axis=0)).max() > 1
-
-
-def test_crops_are_windows_of_the_photograph_and_differ():
-    photograph = scanners.to_pixels(scanners.shrunk_photograph("china", 4, np.float64))
-    windows = np.lib.stride_tricks.sliding_window_view(photograph, 28, axis=1)
-    rows = {row.tobytes() for row in windows.swapaxes(-1, -2).reshape(-1, 28, 3)}
-    images = seen_by(photograph=1.0)
-    # Few digits reach the last row.
-    assert np.mean([image[-1].tobytes() in rows for image in images]) > 0.8
-    assert len({image.tobytes() for image in images}) == 180
 
 
 def test_ties_round_the_same_way_whatever_their_last_bits():

@@ -30,14 +30,6 @@ def test_half_of_the_samples_trains_and_both_halves_have_both_classes_equally():
         assert len(set(pool.names)) == 200
 
 
-def test_a_seed_gives_the_same_samples_and_another_seed_others():
-    one, again, other = (synthetic.load_synthetic(seed=s, samples=20).pools for s in (3, 3, 4))
-    for a, b, c in zip(one, again, other, strict=True):
-        np.testing.assert_array_equal(a.images, b.images)
-        assert (a.images != c.images).all()
-    assert (one[0].images != one[1].images).all()
-
-
 def test_the_best_linear_rule_separates_both_clients():
     for pool in synthetic.load_synthetic(samples=5000).pools:
         covariance = np.cov(pool.images.T - (2 * pool.labels - 1))

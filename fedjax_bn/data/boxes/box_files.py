@@ -38,39 +38,23 @@ WHERE = (
 _Files = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
-class Box(NamedTuple):
-    """A box as written in the labels.
+class _Box(NamedTuple):
+    """A box as written in the labels."""
 
-    Attributes:
-      row: the row of the labels, counted from 1.
-      label: the name of its class.
-      corners: x1, y1, x2, y2, from the left and upper edge of the image; x2 and y2 are where the
-        box ends, so that x2 - x1 is its width.
-      crowd: whether the box holds a group of objects, see `label_trees`.
-    """
-
-    row: int
-    label: str
-    corners: tuple[float, ...]
-    crowd: bool = False
+    row: int  # of the labels, counted from 1
+    label: str  # the name of its class
+    corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
+    crowd: bool = False  # whether the box holds a group of objects, see `label_trees`
 
 
 class Labelled(NamedTuple):
-    """An image and its boxes.
-
-    Attributes:
-      file: the image.
-      place: the file of its labels, and the place in it; messages begin with it.
-      boxes: of all classes, as written in the labels.
-      size: width and height of the image by its labels; None if the labels do not state them.
-      part: TRAIN, VALIDATION or TEST; None if the labels do not divide the images.
-    """
+    """An image and its boxes."""
 
     file: Path
-    place: str
-    boxes: Sequence[Box] = ()
-    size: tuple[int, int] | None = None
-    part: int | None = None
+    place: str  # the file of its labels, and the place in it; messages begin with it
+    boxes: Sequence[_Box] = ()  # of all classes, as written in the labels
+    size: tuple[int, int] | None = None  # width and height, if the labels state them
+    part: int | None = None  # TRAIN, VALIDATION or TEST, if names state it
 
 
 def read_labels(
@@ -78,15 +62,9 @@ def read_labels(
 ) -> tuple[list[str], dict[str, list[Labelled]], bool]:
     """Returns the names of all classes, domain -> its images, and whether boxes are in pixels.
 
-    Otherwise boxes are in shares of their image.
-
-    Args:
-      root: around the domains; it may name the classes.
-      folders: of the domains, all in one form.
-      slips: counts the images without a text file.
-
-    Raises:
-      ValueError: a file is damaged or not in the form; it is named, with the line.
+    Otherwise boxes are in shares of their image. The domains have one form, and `root` around them
+    may name the classes. `slips` counts images without a text file. A ValueError names a file that
+    is damaged or not in the form.
     """
     yolo = {domain: _yolo_files(folder) for domain, folder in folders.items()}
     coco = {domain: _coco_files(folders[domain]) for domain in folders if not yolo[domain]}
@@ -161,7 +139,7 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
     return []
 
 
-def _read_boxes(path: Path, classes: Sequence[str]) -> list[Box]:
+def _read_boxes(path: Path, classes: Sequence[str]) -> list[_Box]:
     """Returns the boxes of a text file; a label is a name, or its number if there are no names."""
     boxes = []
     with corruption_named(path):
@@ -179,7 +157,7 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[Box]:
                 (x, width), (y, height) = across, down
                 across, down = [x - width / 2, x + width / 2], [y - height / 2, y + height / 2]
             corners = min(across), min(down), max(across), max(down)
-            boxes.append(Box(row, classes[int(label)] if classes else f"{label:.0f}", corners))
+            boxes.append(_Box(row, classes[int(label)] if classes else f"{label:.0f}", corners))
     return boxes
 
 
@@ -199,20 +177,22 @@ def _read_coco(paths: Sequence[Path], folder: Path) -> tuple[list[str], list[Lab
         with corruption_named(path):
             content = json.loads(path.read_text("utf-8-sig"))
             categories = {row["id"]: str(row["name"]) for row in content["categories"]}
-            boxes: dict[Any, list[Box]] = {row["id"]: [] for row in content["images"]}
+            boxes: dict[Any, list[_Box]] = {row["id"]: [] for row in content["images"]}
             if len(boxes) < len(content["images"]) or len(categories) < len(content["categories"]):
                 raise ValueError("two images or two categories have one id")
             for number, row in enumerate(content["annotations"], 1):
                 x, y, width, height = map(float, row["bbox"])
                 label, corners = categories[row["category_id"]], (x, y, x + width, y + height)
-                boxes[row["image_id"]].append(Box(number, label, corners, bool(row.get("iscrowd"))))
+                boxes[row["image_id"]].append(
+                    _Box(number, label, corners, bool(row.get("iscrowd")))
+                )
             labelled += _images_in(path, folder, content["images"], boxes)
         classes |= dict.fromkeys(categories.values())
     return list(classes), labelled
 
 
 def _images_in(
-    path: Path, folder: Path, rows: Sequence[Mapping[str, Any]], boxes: Mapping[Any, list[Box]]
+    path: Path, folder: Path, rows: Sequence[Mapping[str, Any]], boxes: Mapping[Any, list[_Box]]
 ) -> list[Labelled]:
     """Returns the images of one file of COCO with their boxes."""
     # A file's folders and the words of its name may both name a part.

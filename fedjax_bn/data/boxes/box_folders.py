@@ -71,11 +71,6 @@ def load_boxes(
       name: of the source.
       max_boxes: of an image; an image with more keeps its largest.
       cache, progress, max_megapixels, orientation: see `pixels.decode`.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or images are missing.
-      ValueError: a file is damaged or not in the form, or there is no box at all.
-      OSError: the cache cannot be written.
     """
     root, slips = Path(path or "PATH"), Slips()
     folders = _domain_folders(root, domains)

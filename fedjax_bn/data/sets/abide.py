@@ -77,10 +77,6 @@ def load_abide(
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
-    Raises:
-      FileNotFoundError: the table or the series are missing.
-      ValueError: an option is out of range, or files are damaged or contradict each other.
-
     Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
     which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """

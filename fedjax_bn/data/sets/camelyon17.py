@@ -55,10 +55,6 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
       Source "camelyon17", normalized as WILDS does; the group "unseen" is centers 1 and 2. Parts
       are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all of
       center 1 validation, all of center 2 test. Names are the patches' paths.
-
-    Raises:
-      FileNotFoundError: the table is missing.
-      ValueError: the table is damaged, or patches are missing or cannot be read.
     """
     roots = (Path(path, "camelyon17_v1.0"), Path(path))
     root = next((root for root in roots if (root / "metadata.csv").is_file()), roots[1])

@@ -53,10 +53,6 @@ def load_digits(
       as in the paper (`make_clients` holds some out of the training splits where `split` is
       "official"); test splits are whole.
 
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is damaged or in another form, or the fraction out of range.
-
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
     other.

@@ -65,23 +65,14 @@ class Published(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The image files of one domain.
-
-    Attributes:
-      name: of the domain.
-      files: N of them.
-      labels: i32[N], positions in the dataset's classes.
-      strays: files and folders that were left out.
-      parts: i8[N], as in `Pool`, or None.
-      names: N of them, as in `Pool`; None for the files' paths.
-    """
+    """The image files of one domain."""
 
     name: str
     files: list[Path]
-    labels: np.ndarray
-    strays: Sequence[Path] = ()
-    parts: np.ndarray | None = None
-    names: Sequence[str] | None = None
+    labels: np.ndarray  # i32[N], positions in the dataset's classes
+    strays: Sequence[Path] = ()  # files and folders that were left out
+    parts: np.ndarray | None = None  # i8[N], as in `Pool`
+    names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
 
 
 def is_image(name: str) -> bool:
@@ -184,10 +175,10 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
 
 
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
-    """Lists the images of a domain, by class and name; other folders are left out.
+    """Lists the images of a domain, by class and name; a ValueError names classes without any.
 
     The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg if the
-    dataset has parts. A ValueError names all classes without a folder or images.
+    dataset has parts.
     """
     classes, parts = dataset.classes, dataset.parts
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
@@ -299,10 +290,6 @@ def load_folders(
 
     Returns:
       Source "folders", without parts.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or some domains have none.
-      ValueError: a class has no images, or images cannot be read.
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))

@@ -190,10 +190,6 @@ def load_image_folders(
 
     Returns:
       Source, with official parts if lists or folders divide the domains.
-
-    Raises:
-      FileNotFoundError: a folder, a list or a listed image is missing.
-      ValueError: a class has no images or is in no list, or images cannot be read.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)

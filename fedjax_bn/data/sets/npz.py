@@ -15,7 +15,6 @@ same in all domains.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 
@@ -31,7 +30,7 @@ _FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
     f"{', '.join(PARTS)}"
 )
-_ARRAY = re.compile(rf"(.+)__(?:({'|'.join(PARTS)})_)?(?:images|labels)", re.DOTALL)
+_ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(?:images|labels)", re.DOTALL)
 
 # domain -> part -> samples; the part "" is the whole domain
 _Parts = dict[str, dict[str, Split]]
@@ -51,36 +50,23 @@ def load_npz(
     Returns:
       Source "npz", with official parts if a domain is divided. Samples are named DOMAIN/NUMBER or
       DOMAIN/PART/NUMBER.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is damaged or in another form, or has no such domain or class.
     """
     parts, archive_classes = read_archive(path, domains)
-    path = Path(path)
-    class_names = _class_names(parts, archive_classes, classes, path)
+    class_names = _class_names(parts, archive_classes, classes, Path(path))
     numbers = None
     if classes:
         numbers = np.array([list(classes).index(name) for name in class_names], np.int32)
-    pools = []
+    pools, content = [], []
     for name, domain_parts in parts.items():
         sizes = {part: len(samples.images) for part, samples in domain_parts.items()}
         images = [samples.images for samples in domain_parts.values()]
         images = images[0] if len(images) == 1 else np.concatenate(images)
         labels = join([samples.labels for samples in domain_parts.values()])
+        content += [images, labels[MASK] if has_masks(labels) else labels]
         labels = labels if numbers is None else _renumbered(labels, numbers)
         official = None if "" in domain_parts else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), official))
-    arrays = {
-        f"{_prefix(name, part)}{kind}.npy"
-        for name, domain_parts in parts.items()
-        for part in domain_parts
-        for kind in ("images", "labels")
-    }
-    with ZipFile(path) as archive:  # its checksums identify the content without reading it again
-        members = [member for member in archive.infolist() if member.filename in arrays]
-    key = hash_of(sorted((member.filename, member.CRC, member.file_size) for member in members))
-    class_names = tuple(classes) or class_names
+    class_names, key = tuple(classes) or class_names, hash_of(*content)
     return check_source(Source("npz", class_names, tuple(pools), (0.5,), (0.5,), key=key))
 
 
@@ -95,58 +81,44 @@ def read_archive(
         raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")
     path = Path(path)
     arrays = names_in_npz(path)
-    parts = _parts_in(arrays, path)
-    if unknown := [name for name in domains if name not in parts]:
+    matches = {array: _ARRAY.fullmatch(array) for array in arrays if array != "classes"}
+    prefixes: dict[str, dict[str, str]] = {}  # domain -> part -> prefix of its arrays
+    for prefix, domain, part in (match.groups("") for match in matches.values() if match):
+        prefixes.setdefault(domain, {})[part] = prefix
+    unknown = [array for array, match in matches.items() if not match]
+    unknown += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
+    if unknown or not prefixes:
+        raise ValueError(
+            f"{path} has {first_few(unknown) or 'no arrays'}; it must have {_FORM}, a domain "
+            "either whole or divided"
+        )
+    if unknown := [name for name in domains if name not in prefixes]:
         raise ValueError(
             f"{path} has no domain {first_few(unknown)}; data.domains may name "
-            f"{first_few(list(parts))}"
+            f"{first_few(list(prefixes))}"
         )
-    prefixes = {
-        (name, part): _prefix(name, part) for name in domains or parts for part in parts[name]
-    }
-    names = [f"{prefix}{kind}" for prefix in prefixes.values() for kind in ("images", "labels")]
+    chosen = {name: prefixes[name] for name in domains or prefixes}
+    all_prefixes = [prefix for parts in chosen.values() for prefix in parts.values()]
+    names = [f"{prefix}{kind}" for prefix in all_prefixes for kind in ("images", "labels")]
     content = read_npz(path, [*names, *({"classes"} & set(arrays))])
     classes = content.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U" or len(np.unique(classes)) < len(classes):
         raise ValueError(f"{path}: classes is {classes}; it must be str [C], each name once")
-    samples: _Parts = {}
-    for (name, part), prefix in prefixes.items():
-        images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
-        place, sides = f"{path}: {prefix}", images.shape[1:3]
-        is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
-        if not is_form or labels.shape not in (images.shape[:1], (len(images), *sides)):
-            raise ValueError(
-                f"{place}images is {images.dtype} {images.shape}, {place}labels {labels.shape}; "
-                "give uint8 [N, H, W, C] or floats [N, ...], with labels [N] or masks [N, H, W]"
+    samples: _Parts = {name: {} for name in chosen}
+    for name, parts in chosen.items():
+        for part in (part for part in ("", *PARTS) if part in parts):
+            place = f"{path}: {parts[part]}"
+            images, labels = (content[f"{parts[part]}{kind}"] for kind in ("images", "labels"))
+            is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
+            if not is_form or labels.shape not in (images.shape[:1], images.shape[:3]):
+                raise ValueError(
+                    f"{place}images is {images.dtype} {images.shape}, {place}labels {labels.shape};"
+                    " give uint8 [N, H, W, C] or floats [N, ...], with labels [N] or [N, H, W]"
+                )
+            samples[name][part] = Split(
+                as_images(images, f"{place}images"), as_labels(labels, f"{place}labels")
             )
-        samples.setdefault(name, {})[part] = Split(
-            as_images(images, f"{place}images"), as_labels(labels, f"{place}labels")
-        )
     return samples, tuple(classes.tolist())
-
-
-def _prefix(domain: str, part: str) -> str:
-    return f"{domain}__{part}_" if part else f"{domain}__"
-
-
-def _parts_in(arrays: Sequence[str], path: Path) -> dict[str, list[str]]:
-    """Returns the parts of each domain, from the names of all arrays but `classes`."""
-    parts: dict[str, list[str]] = {}
-    matches = {array: _ARRAY.fullmatch(array) for array in arrays if array != "classes"}
-    for match in filter(None, matches.values()):
-        domain, part = match.groups("")
-        parts.setdefault(domain, []).append(part)
-    unknown = [array for array, match in matches.items() if not match]
-    mixed = [
-        domain for domain, labelled in parts.items() if "" in labelled and len(set(labelled)) > 1
-    ]
-    if unknown or mixed or not parts:
-        raise ValueError(
-            f"{path} has {first_few(unknown or mixed or list(arrays))!r}; its arrays must be "
-            f"{_FORM}, a domain either whole or divided"
-        )
-    order = ("", *PARTS)
-    return {domain: sorted({*labelled}, key=order.index) for domain, labelled in parts.items()}
 
 
 def _present(labels: PyTree) -> np.ndarray:

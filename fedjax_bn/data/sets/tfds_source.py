@@ -52,12 +52,6 @@ def load_tfds(
     Returns:
       Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER in the order of
       the copy.
-
-    Raises:
-      ValueError: no domain is named, a copy is not in array_record or has no images with labels, or
-        a class is unknown.
-      FileNotFoundError: a copy is missing.
-      ModuleNotFoundError: tensorflow-datasets is not installed.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
