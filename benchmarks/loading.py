@@ -21,14 +21,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.data.sets import domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load_image_folders
 from fedjax_bn.data.source import Source
 from interleave import Samples, conclude, fastest, figures, interleave, paired_ratio, show
 from machine import CORES, announce
 
 READERS = {name: partial(load_image_folders, name) for name in IMAGE_FOLDERS}
-READERS["domainnet"] = domainnet.load_domainnet
 
 
 def pillow(work: tuple[Sequence[Path], int]) -> int:

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/domainnet.py --config.data.path=PATH
 
-PATH is laid out as in fedjax_bn/data/sets/domainnet.py; the decoded images take about 5 GB in the
+PATH is laid out as in fedjax_bn/data/sets/image_folders.py; the decoded images take 5 GB in the
 folder config.data.cache. The official test lists test; every client has 105 training and 105
 validation images, a twentieth of the smallest domain's.
 

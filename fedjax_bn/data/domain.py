@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.label_trees import (
@@ -80,9 +79,7 @@ class Rows:
         return gathered.reshape(*chosen.shape, *self.shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all rows, for `np.asarray`."""
-        if copy is False:
-            raise ValueError("the rows must be gathered, which copies them: leave copy at None")
+        """Returns all rows, for `np.asarray`; they are always copied."""
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
@@ -221,8 +218,6 @@ def check_dataset(dataset: Dataset) -> Dataset:
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
-            if not len(split.images):
-                raise ValueError(f"{place} is empty; give it samples or leave the domain out")
             _check_images(split.images, place)
             check_labels(split.labels, split.images, dataset.num_classes, place)
             if _sample_form(split) != _sample_form(reference):  # clients are stacked
@@ -235,36 +230,28 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
     """Raises ValueError if there are no domains or clients, or two have one name."""
-    if not names:
-        raise ValueError(f"{dataset}: no domains; a dataset needs at least one")
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValueError(f"{dataset}: two domains or clients are called {name!r}; rename one")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or not names:
+        fault = f"two domains or clients are called {twice[0]!r}" if twice else "no domains"
+        raise ValueError(f"{dataset}: {fault}; it needs domains of different names")
 
 
 def _sample_form(split: Split) -> dict[str, str]:
     """Returns dtype and shape of one image and its labels, in words."""
-    arrays = {
-        "images": split.images,
-        **{f"labels {k}".strip(): v for k, v in leaves_of(split.labels)},
-    }
+    arrays = {"images": split.images} | {f"labels {k}": v for k, v in leaves_of(split.labels)}
     return {name: f"{leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in arrays.items()}
 
 
 def _check_images(images: np.ndarray | Rows, place: str) -> None:
-    """Raises ValueError unless images are bytes or finite floats."""
+    """Raises ValueError unless images are bytes or finite floats, at least one."""
     check_images(images, f"{place}: the images")
-    are_bytes = images.dtype == np.uint8 and images.ndim == 4
-    # What `inputs.as_images` makes of floats.
-    are_floats = images.dtype in (np.float32, jnp.result_type(float)) and images.ndim > 1
-    if not (are_bytes or are_floats):
+    are_bytes = images.dtype == np.uint8
+    if not len(images) or images.ndim < 2 or (are_bytes and images.ndim != 4):
         raise ValueError(
-            f"{place} has images {images.dtype}{list(images.shape)}; give uint8 [N, H, W, C] or "
-            "float32 [N, ...]"
+            f"{place} has images {images.dtype}{list(images.shape)}; give at least one, uint8 "
+            "[N, H, W, C] or float32 [N, ...]"
         )
-    if are_bytes:
-        return
-    for number, block in enumerate(blocks(images)):  # may be memory-mapped and large
+    for number, block in enumerate(() if are_bytes else blocks(images)):  # may be large
         if len(rows := np.argwhere(~np.isfinite(block))):
             raise ValueError(
                 f"{place} has a feature that is not finite in sample "
@@ -286,22 +273,25 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
         }
         allowed = {name: forms[name] for name in forms if name in labels}
     elif has_boxes(labels):
-        allowed = {
-            BOXES: (np.float32, (count, *labels[CLASS].shape[1:2], 4)),
-            CLASS: (np.int32, (count, *labels[CLASS].shape[1:2])),
-        }
+        most = labels[CLASS].shape[1:2]
+        allowed = {BOXES: (np.float32, (count, *most, 4)), CLASS: (np.int32, (count, *most))}
     else:
         allowed = {"": (np.int32, (count,))}
-    forms_of_labels = {name: (leaf.dtype, leaf.shape) for name, leaf in leaves_of(labels)}
-    if forms_of_labels != allowed:
+    if {name: (leaf.dtype, leaf.shape) for name, leaf in leaves_of(labels)} != allowed:
+        forms_in_words = {
+            name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)
+        }
+        allowed_in_words = {
+            name: f"{np.dtype(d)}{list(shape)}" for name, (d, shape) in allowed.items()
+        }
         raise ValueError(
-            f"{place} has {count} images {sides} with labels {_in_words(forms_of_labels)}; they "
-            f"must be {_in_words(allowed)}"
+            f"{place} has {count} images {sides} with labels {forms_in_words}; they must be "
+            f"{allowed_in_words}"
         )
     if has_masks(labels):
         _check_mask_values(labels, num_classes, place)
     elif has_boxes(labels):
-        _check_box_values(labels, num_classes, place)
+        _check_box_values(labels[BOXES], labels[CLASS], num_classes, place)
     elif len(rows := np.flatnonzero((labels < 0) | (labels >= num_classes))):
         raise ValueError(
             f"{place} has label {labels[rows[0]]} at index {rows[0]}; "
@@ -309,19 +299,12 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
         )
 
 
-def _in_words(forms: dict[str, tuple[Any, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{k} {np.dtype(d)}{list(shape)}".strip() for k, (d, shape) in forms.items())
-
-
-def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+def _check_box_values(boxes: np.ndarray, classes: np.ndarray, num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
-    boxes, classes = labels[BOXES], labels[CLASS]
     is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
     with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
         inside = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    rows = np.argwhere(~is_class | (~inside & (classes != PADDING)))
-    if len(rows):
-        image, row = rows[0]
+    for image, row in np.argwhere(~is_class | (~inside & (classes != PADDING)))[:1]:
         raise ValueError(
             f"{place} has class {classes[image, row]} and box {boxes[image, row].tolist()} at "
             f"image {image}, box {row}; classes must be in 0..{num_classes - 1}, -2 less that of a "
@@ -332,9 +315,7 @@ def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: st
 def _check_mask_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a spacing is not above 0."""
     for number, block in enumerate(blocks(labels[MASK])):  # may be memory-mapped and large
-        rows = np.argwhere((block >= num_classes) & (block != UNLABELLED))
-        if len(rows):
-            image, row, column = rows[0].tolist()
+        for image, row, column in np.argwhere((block >= num_classes) & (block != UNLABELLED))[:1]:
             raise ValueError(
                 f"{place} has class {block[image, row, column]} in mask {_BLOCK * number + image} "
                 f"at row {row}, column {column}; classes must be in 0..{num_classes - 1}, or "

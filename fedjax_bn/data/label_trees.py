@@ -45,7 +45,7 @@ def has_masks(labels: PyTree) -> bool:
 
 
 def form_of_labels(labels: PyTree) -> dict[str, Any]:
-    """Returns the form of labels in words of JSON, from which `no_labels` makes empty ones."""
+    """Returns the form of labels for JSON, from which `no_labels` makes empty ones."""
     if has_boxes(labels):
         return {"boxes": labels[CLASS].shape[1]}
     return {"masks": sorted(labels)} if has_masks(labels) else {}
@@ -53,19 +53,15 @@ def form_of_labels(labels: PyTree) -> dict[str, Any]:
 
 def no_labels(form: Mapping[str, Any], shape: Sequence[int]) -> PyTree:
     """Returns empty labels of one sample of a shape, of the form of `form_of_labels`."""
-    if boxes := form.get("boxes"):
-        return {
-            BOXES: np.zeros((1, boxes, 4), np.float32),
-            CLASS: np.full((1, boxes), PADDING, np.int32),
-        }
-    if leaves := form.get("masks"):
-        empty = {
-            MASK: np.zeros((1, *shape[:2]), np.uint8),
-            VOLUME: np.zeros(1, np.int32),
-            SPACING: np.ones((1, 3), np.float32),
-        }
-        return {name: empty[name] for name in leaves}
-    return np.zeros(1, np.int32)
+    boxes = form.get("boxes")
+    if boxes:
+        classes = np.full((1, boxes), PADDING, np.int32)
+        return {BOXES: np.zeros((1, boxes, 4), np.float32), CLASS: classes}
+    if "masks" not in form:
+        return np.zeros(1, np.int32)
+    mask, spacing = np.zeros((1, *shape[:2]), np.uint8), np.ones((1, 3), np.float32)
+    empty = {MASK: mask, VOLUME: np.zeros(1, np.int32), SPACING: spacing}
+    return {name: empty[name] for name in form["masks"]}
 
 
 def is_of_masks(leaves: Sequence[str], shape: Sequence[int]) -> bool:
@@ -76,14 +72,9 @@ def is_of_masks(leaves: Sequence[str], shape: Sequence[int]) -> bool:
 def as_labels(labels: Any, place: str) -> PyTree:
     """Returns a user's labels in the dtypes in which they are stored.
 
-    Args:
-      labels: classes, whole numbers [N]; or masks [N, H, W] of whole numbers or bools, 255 for a
-        pixel without a label; or {"mask": masks} with "volume": whole numbers [N] and "spacing":
-        f[N, 3] if known.
-      place: their name, with which error messages begin.
-
-    Raises:
-      ValueError: the labels have another form, or a value is not a whole number.
+    Labels are classes, whole numbers [N]; or masks [N, H, W] of whole numbers or bools, 255 for a
+    pixel without a label; or {"mask": masks} with "volume": whole numbers [N] and "spacing":
+    f[N, 3] if known. A ValueError begins with `place`.
     """
     if not isinstance(labels, Mapping):
         labels = np.asarray(labels)
@@ -117,14 +108,14 @@ def take(labels: PyTree, index: np.ndarray) -> PyTree:
 def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, padded to the greatest number of boxes per image."""
     # Only boxes have a width of their own in each part, the greatest number of boxes of an image.
-    if not has_boxes(parts[0]):
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    width, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []
-    for part in parts:
-        padding = (0, 0), (0, width - part[CLASS].shape[1])
-        boxes.append(np.pad(part[BOXES], (*padding, (0, 0))))
-        classes.append(np.pad(part[CLASS], padding, constant_values=PADDING))
-    return {BOXES: np.concatenate(boxes), CLASS: np.concatenate(classes)}
+    if has_boxes(parts[0]):
+        most, padded = max(part[CLASS].shape[1] for part in parts), []
+        for part in parts:
+            rows = (0, 0), (0, most - part[CLASS].shape[1])
+            classes = np.pad(part[CLASS], rows, constant_values=PADDING)
+            padded.append({BOXES: np.pad(part[BOXES], (*rows, (0, 0))), CLASS: classes})
+        parts = padded
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
@@ -141,8 +132,8 @@ def stored(leaf: np.ndarray) -> np.dtype:
 def strata(labels: PyTree) -> np.ndarray:
     """Returns the class by which samples are stratified, i32[N].
 
-    It is the label itself; for an image with boxes or a mask, the most frequent class of its boxes
-    or pixels without the background, the lowest of equals; for one without any, -1.
+    For an image with boxes or a mask, it is the most frequent class of its boxes or pixels without
+    the background, the lowest of equals; for one without any, -1.
     """
     if has_masks(labels):
         classes_of_samples = [mask[(mask > 0) & (mask != UNLABELLED)] for mask in labels[MASK]]

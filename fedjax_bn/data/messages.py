@@ -35,7 +35,6 @@ def in_threads(
     items: Sequence[_Item],
     description: str,
     progress: bool,
-    threads: int | None = None,
 ) -> Iterator[_Result]:
     """Yields `function(item)` of all items in their order, computed in threads, with progress."""
     # The cores that this process may use, which are not all cores on a shared machine.
@@ -45,7 +44,7 @@ def in_threads(
     starts = range(0, len(items), step)
     with (
         progress_bar(len(items), description, progress) as bar,
-        ThreadPoolExecutor(threads or cores) as pool,
+        ThreadPoolExecutor(cores) as pool,
         # Closed on an error, so that no further piece begins.
         closing(pool.map(lambda k: [*map(function, items[k : k + step])], starts)) as pieces,
     ):
@@ -57,15 +56,13 @@ def in_threads(
 @contextmanager
 def _in_lines(total: int, description: str) -> Iterator[SimpleNamespace]:
     """Prints to stderr how many images are done, every ten seconds and at the end."""
-    count_so_far, printed_at = 0, time.monotonic()
+    done, printed_at = 0, time.monotonic()
 
     def update(count: int) -> None:
-        nonlocal count_so_far, printed_at
-        count_so_far += count
-        if count_so_far == total or time.monotonic() - printed_at >= WAIT:
+        nonlocal done, printed_at
+        done += count
+        if done == total or time.monotonic() - printed_at >= WAIT:
             printed_at = time.monotonic()
-            print(
-                f"{description}: {count_so_far:,} of {total:,} images", file=sys.stderr, flush=True
-            )
+            print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
 
     yield SimpleNamespace(update=update)

@@ -41,10 +41,7 @@ def stack_clients(splits: Sequence[Split]) -> ClientData:
 
 
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
-    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no others.
-
-    Rows K and above are empty.
-    """
+    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays; rows K and above empty."""
     chosen = splits[start:stop]
 
     def stacked(arrays: Iterable[Any], form: Any, dtype: np.dtype) -> np.ndarray:
@@ -56,10 +53,9 @@ def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) ->
 
     reference = splits[0]
     images = stacked((split.images for split in chosen), reference.images, reference.images.dtype)
+    trees = [split.labels for split in chosen]
     labels = jax.tree.map(
-        lambda form, *leaves: stacked(leaves, form, stored(form)),
-        reference.labels,
-        *(split.labels for split in chosen),
+        lambda form, *leaves: stacked(leaves, form, stored(form)), reference.labels, *trees
     )
     sizes = np.zeros(stop - start, np.int32)
     sizes[: len(chosen)] = [len(split.images) for split in chosen]
@@ -82,29 +78,22 @@ Sampler = Callable[[jax.Array, jax.Array, int, jax.Array], Draw]
 
 
 def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
-    """Returns a sampler of S = max(epochs) * ceil(N / B) steps.
+    """Returns a sampler of S = max(epochs) * ceil(N / B) steps; `epochs` has 1 or K numbers.
 
     Each epoch is reshuffled and holds every sample of a client once. Its last batch may be short,
-    and clients with fewer samples end it with empty batches, where `valid` is False. Clients with
-    fewer epochs than others end with empty epochs. `epochs` has one number for all clients, or one
-    for each.
+    and clients with fewer samples or epochs end with empty batches, where `valid` is False.
     """
     most_epochs = max(epochs)
 
     def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
         steps = math.ceil(longest / batch_size)
         orders = _orders(key, sizes, client, longest, most_epochs)
-        padding = steps * batch_size - longest
         # Padding points to sample 0, and `valid` is False there.
-        orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
-        epochs_of_client = jnp.asarray(epochs, jnp.int32)[
-            client if len(epochs) > 1 else jnp.zeros_like(client)
-        ]
+        orders = jnp.pad(orders, ((0, 0), (0, 0), (0, steps * batch_size - longest)))
+        row = client if len(epochs) > 1 else jnp.zeros_like(client)
+        client_epochs = jnp.asarray(epochs, jnp.int32)[row, None, None]
         valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
-        valid &= (
-            jnp.arange(most_epochs, dtype=epochs_of_client.dtype)[:, None]
-            < epochs_of_client[:, None, None]
-        )
+        valid &= jnp.arange(most_epochs, dtype=jnp.int32)[:, None] < client_epochs
         shape = (sizes.shape[0], most_epochs * steps, batch_size)
         valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
         return Draw(orders.reshape(shape), valid)
@@ -113,10 +102,10 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
 
 
 def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
-    """Returns a sampler of S = steps full batches for every client.
+    """Returns a sampler of S = steps full batches for every client, the smallest of given size.
 
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
-    with less data repeat sampling). `smallest` is the number of samples of the smallest client.
+    with less data repeat sampling).
     """
     # The smallest client needs the most epochs; others use only the first of these.
     epochs = math.ceil(steps * batch_size / smallest)
@@ -146,10 +135,8 @@ def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
 
 
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
-    """Returns batches whose `image` i32[C, S, B] are positions in the client's images, `source`.
-
-    A round then gathers the images of one step at a time, not of all steps at once.
-    """
+    """Returns batches whose `image` i32[C, S, B] are positions in the client's images, `source`."""
+    # A round then gathers the images of one step at a time, not of all steps at once.
     look_up = jax.vmap(lambda rows, index: rows[index])
     return {
         "image": draw.index,
@@ -169,12 +156,9 @@ def validation_batches(
 ) -> dict[str, np.ndarray]:
     """Returns the validation samples of K clients in order, as batches of at most `batch_size`.
 
-    Only rows `start` to `stop` are returned; rows K and above are empty. The batches have room for
-    `longest` samples, by default as many as the largest split has; zeros follow a client's last.
-
-    Returns:
-      {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with
-      R = stop - start.
+    {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} has rows
+    `start` to `stop`; rows K and above are empty. The batches have room for `longest` samples, by
+    default as many as the largest split has; zeros follow a client's last.
     """
     # Clients of several calls have room for the same number, so that one program serves all.
     longest = longest or max(len(split.images) for split in splits)
@@ -197,23 +181,19 @@ def _orders(
     """Returns i32[C, epochs, N]: random orders in which a client's real samples come first.
 
     The order of a client's own samples in an epoch depends on the key, the client's number and the
-    epoch alone, not on N or on the number of epochs. So a client that knows only its own size draws
-    what it draws among larger and smaller ones. This needs `jax_threefry_partitionable`, JAX's
-    default, with which the first numbers of a longer draw are those of a shorter one.
+    epoch alone, so that a client draws the same in any cohort, also if it knows only its own size.
     """
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
-        # The key depends on the client's number, so a client draws the same in any cohort.
-        first_epoch_key = jax.random.fold_in(key, client)
         # The first epoch draws with the client's key, as runs of one epoch always did.
-        later_epoch_keys = jax.vmap(partial(jax.random.fold_in, first_epoch_key))(
-            jnp.arange(1, epochs)
-        )
-        epoch_keys = jnp.concatenate([first_epoch_key[None], later_epoch_keys])
-        draws = jax.vmap(lambda epoch_key: jax.random.uniform(epoch_key, (longest,)))(epoch_keys)
+        client_key = jax.random.fold_in(key, client)
+        later_keys = jax.vmap(partial(jax.random.fold_in, client_key))(jnp.arange(1, epochs))
+        keys = jnp.concatenate([client_key[None], later_keys])
+        # Needs `jax_threefry_partitionable`, JAX's default, with which the first numbers of a
+        # longer draw are those of a shorter one.
+        draws = jax.vmap(lambda epoch_key: jax.random.uniform(epoch_key, (longest,)))(keys)
         # Draws are below 1, so samples that do not exist come last.
-        return jnp.argsort(
-            jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1
-        )
+        exists = jnp.arange(longest, dtype=size.dtype) < size
+        return jnp.argsort(jnp.where(exists, draws, 2), axis=-1)
 
     return jax.vmap(order)(sizes, client)

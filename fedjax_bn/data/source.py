@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.domain import Dataset, check_names_differ, join_splits, splits
+from fedjax_bn.data.domain import check_names_differ
 from fedjax_bn.data.label_trees import PyTree, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
@@ -24,10 +24,8 @@ class Pool(NamedTuple):
 
     Attributes:
       name: of the domain.
-      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped,
-        so read only the rows that are needed.
-      labels: i32[N], indices into the source's classes; or boxes or masks, see
-        `label_trees`.
+      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped.
+      labels: i32[N], indices into the source's classes; or boxes or masks, see `label_trees`.
       names: str[N], the origin of each sample, such as its path in the dataset's folder, with / on
         every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.
@@ -79,16 +77,15 @@ def check_source(source: Source) -> Source:
     pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
-        labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
-        arrays = {"images": pool.images, "names": pool.names} | labels
-        if pool.parts is not None:
-            arrays["parts"] = pool.parts
-        lengths = {name: len(array) for name, array in arrays.items()}
+        arrays = {"images": pool.images, "names": pool.names, **dict(leaves_of(pool.labels))}
+        parts = () if pool.parts is None else pool.parts
+        arrays |= {"parts": parts} if len(parts) else {}
+        lengths = {name or "labels": len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1 or not len(pool.images):
             raise ValueError(
                 f"{place}: the numbers of samples are {lengths}; they must be equal and above 0"
             )
-        if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
+        if not np.isin(parts, list(PARTS.values())).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):
@@ -97,27 +94,7 @@ def check_source(source: Source) -> Source:
             labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
             pool = pool._replace(labels=labels)
         pools.append(pool)
-    changed = any(
-        checked_pool is not pool_before
-        for checked_pool, pool_before in zip(pools, source.pools, strict=True)
-    )
-    return source._replace(pools=tuple(pools)) if changed else source
-
-
-def as_source(dataset: Dataset) -> Source:
-    """Returns the samples undivided: one pool per domain, training samples first.
-
-    Samples without names are named DOMAIN/PART/NUMBER; the splits become the official parts.
-    """
-    pools = []
-    for domain in dataset.domains:
-        owned = dict(splits(domain))
-        images, labels, names = join_splits(list(owned.values()))
-        sizes = {part: len(split.images) for part, split in owned.items()}
-        names = numbered_names(domain.name, sizes) if names is None else names
-        pools.append(Pool(domain.name, np.asarray(images), labels, names, parts_of(sizes)))
-    classes = dataset.classes or tuple(map(str, range(dataset.num_classes)))
-    return check_source(Source(dataset.name, classes, tuple(pools), dataset.mean, dataset.std))
+    return source._replace(pools=tuple(pools))
 
 
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:

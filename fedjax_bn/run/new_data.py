@@ -77,7 +77,7 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     names = dict.fromkeys(roots, ())
     unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
     parent = path if path not in roots.values() else path.parent
-    return folders.to_source(
+    return folders.folder_source(
         unpublished, parent, listings, config.data.image_size, **decoding(config)
     )
 

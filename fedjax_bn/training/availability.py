@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.files import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 
 _MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import WorkdirError
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.files import names_in_npz, read_npz
 
 Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from plan import STAND_INS
 
-from fedjax_bn.data.sets.arrays import names_in_npz
 from fedjax_bn.data.sets.cifar10_c import INTERNAL, TYPES
+from fedjax_bn.data.sets.files import names_in_npz
 
 _CORRUPTIONS = (
     *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),

@@ -26,7 +26,6 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / "launch")]
 
-from fedjax_bn.data.sets import synthetic  # noqa: E402
 from fedjax_bn.training.workdir import write_atomically  # noqa: E402
 from theory import bounds  # noqa: E402
 from theory import figures as draw  # noqa: E402
@@ -44,6 +43,7 @@ from theory.data import (  # noqa: E402
     scanner_points,
     shifted_points,
 )
+from theory.toy import toy_regression  # noqa: E402
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         found["bounds, an unseen scanner"] = bound_numbers(*scanned)
         digits = datasets["digits"]
         whole = gram(digits.points)
-        toy = synthetic.toy_regression(seed=options.seed)
+        toy = toy_regression(seed=options.seed)
         figures = {
             "gram": draw.gram_matrices(key, digits.points, digits.client, SAMPLES),
             "spectra": draw.spectra({"G": whole, "G*": same_client(whole, digits.client)}),

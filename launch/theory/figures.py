@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_bn.data.sets.synthetic import ToyRegression
 from fedjax_bn.tasks.figures import png
 from theory.convergence import Course, gram, same_client, sampled_gram
+from theory.toy import ToyRegression
 
 
 def gram_matrices(key: jax.Array, points: jax.Array, client: jax.Array, samples: int) -> bytes:

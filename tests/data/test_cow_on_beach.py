@@ -17,14 +17,7 @@ def share_of_own_ground(split, further=0):
 
 def test_the_dataset_is_sound_and_every_scan_is_owned_once():
     check_dataset(DATA)
-    assert [domain.name for domain in DATA.domains] == [
-        "meadow",
-        "pasture",
-        "heath",
-        "marsh",
-        "zoo",
-        "beach",
-    ]
+    assert [*DOMAINS] == ["meadow", "pasture", "heath", "marsh", "zoo", "beach"]
     assert sum(len(split.labels) for split in DOMAINS.values()) == 1797
     counts = sum(np.bincount(split.labels, minlength=10) for split in DOMAINS.values())
     assert counts.tolist() == np.bincount(handwriting()[1]).tolist()
@@ -41,16 +34,7 @@ def test_a_client_shows_a_digit_on_its_own_ground_as_often_as_stated(place, expe
 
 
 def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
+    assert set(ground_of(DOMAINS["zoo"].images)) == set(range(10))
     assert 0.03 < share_of_own_ground(DOMAINS["zoo"]) < 0.18
     assert share_of_own_ground(DOMAINS["beach"]) == 0
     assert share_of_own_ground(DOMAINS["beach"], further=5) == 1
-
-
-def test_another_seed_gives_other_bytes():
-    """That the same seed gives the same bytes is held by `test_goldens`."""
-    for one, two in zip(DATA.domains, load_cow_on_beach(1).domains, strict=True):
-        assert not np.array_equal(one.train.images, two.train.images)
-
-
-def test_there_are_ten_grounds():
-    assert set(ground_of(DOMAINS["zoo"].images)) == set(range(10))

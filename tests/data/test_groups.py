@@ -37,11 +37,6 @@ def test_of_many_the_quantiles_and_the_means_of_their_domains_are_told():
     assert set(nobody.values()) == {None}
 
 
-def test_domains_of_one_client_and_more_than_twenty_are_no_groups():
-    for names in (["a", "b"], [f"d{k}/0" for k in range(21)]):
-        assert set(by_client(names, np.zeros(len(names)), 1)) == {"mean", *QUANTILES}
-
-
 def test_some_are_spread_evenly_over_all():
     assert some_of(5, 10).tolist() == [0, 1, 2, 3, 4]
     assert some_of(10_000, 5).tolist() == [0, 2500, 5000, 7499, 9999]

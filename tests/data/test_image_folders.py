@@ -1,45 +1,56 @@
 """Rows of the table of image folders, from small trees in the forms in which they are published."""
 
-import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.sets import image_folders
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from trees import assert_in_place, write_shade, write_tree
 
 FOLDERS = image_folders.IMAGE_FOLDERS
-NUMBERS = tuple(map(str, range(5)))
-AUTHORS = ("CALTECH", "LABELME", "SUN", "PASCAL")  # VLCS' domains as its authors write them
 COUNTS = {
     "digits_dg": [6000] * 4,
     "office_caltech10": [958, 1123, 157, 295],
     "officehome": [2427, 4365, 4439, 4357],
+    "pacs": [1670, 2048, 2344, 3929],
     "vlcs": [1415, 2656, 3282, 3376],
 }
+DOMAINNET = FOLDERS["domainnet"]
+TEN = tuple(DOMAINNET.classes)
 
 
-def load(name, path):
-    return image_folders.load_image_folders(name, path, image_size=6, progress=False)
+def load(name, path, **options):
+    return image_folders.load_image_folders(name, path, image_size=6, progress=False, **options)
 
 
-def write(name, root, count=1):
-    """A tree in the usual form."""
-    row = FOLDERS[name]
-    parts = [f"{domain}/{part}" for part in row.parts for domain in row.domains]
-    return write_tree(root, parts if row.always_divided else row.domains, [*row.classes], count)
+@pytest.fixture
+def listed(tmp_path) -> Path:
+    """DomainNet with images of ten classes, and lists of twelve: 0 and 1 train, 2 tests."""
+    root = write_tree(tmp_path / "domainnet", DOMAINNET.domains, TEN, 3)
+    for domain in DOMAINNET.domains:
+        for ending, numbers in (("train", (0, 1)), ("test", (2,))):
+            lines = [
+                f"{domain}/{name}/{k}.jpg {label}\n"
+                for label, name in enumerate(sorted((*TEN, "airplane", "zigzag")))
+                for k in numbers
+            ]
+            (root / f"{domain}_{ending}.txt").write_text("".join(lines))
+    return root
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_domains_and_classes_are_in_the_published_order_and_counts_are_expected(tmp_path, name):
-    source = load(name, write(name, tmp_path))
+    source = load(name, write_tree(tmp_path, FOLDERS[name].domains, [*FOLDERS[name].classes], 1))
     assert [pool.name for pool in source.pools] == list(FOLDERS[name].domains)
     assert source.classes == tuple(FOLDERS[name].classes)
-    expected = [int(note.split("expected ")[1].split()[0]) for note in source.notes]
+    expected = [int(note.split("expected ")[1].split(":")[0]) for note in source.notes]
     assert expected == COUNTS[name]
-    if not FOLDERS[name].always_divided:
-        assert_in_place(source)
-        assert all(pool.parts is None for pool in source.pools)
+    assert_in_place(source)
+    assert all(pool.parts is None for pool in source.pools)
 
 
 def test_classes_are_numbered_as_in_domainbed_and_fedbns_code():
@@ -53,75 +64,106 @@ def test_classes_are_numbered_as_in_domainbed_and_fedbns_code():
     assert FOLDERS["office_caltech10"].std == (1.0, 1.0, 1.0)
 
 
-def test_a_domain_is_found_under_any_of_its_names(tmp_path):
-    write("officehome", tmp_path)
-    for old, new in itertools.pairwise(("Real World", "Real_World", "RealWorld", "real")):
-        (tmp_path / old).rename(tmp_path / new)
-        source = load("officehome", tmp_path)
-        assert_in_place(source)
-        assert source.pools[3].name == "Real World"
-
-
-def test_the_form_of_office_31_serves_without_its_other_classes(tmp_path):
+def test_the_form_of_office_31_and_names_of_caltech_256_serve_without_other_classes(tmp_path):
     row = FOLDERS["office_caltech10"]
     write_tree(tmp_path, [f"{domain}/images" for domain in row.domains], [*row.classes])
     for domain in list(row.domains)[:3]:
         write_shade(tmp_path / domain / "images" / "stapler" / "0.png", 1)
         (tmp_path / domain / "interest_points").mkdir()
+    for usual, name in (("bike", "touring-bike"), ("laptop_computer", "laptop-101")):
+        place = tmp_path / "caltech" / "images"
+        (place / usual).rename(place / name)
     source = load("office_caltech10", tmp_path)
     assert_in_place(source)
     assert all(name.split("/")[1] == "images" for name in source.pools[0].names)
     assert any(note.startswith("left out 3 files or folders") for note in source.notes)
 
 
-def test_classes_may_have_the_names_of_caltech_256(tmp_path):
-    write("office_caltech10", tmp_path)
-    for usual, name in (("bike", "touring-bike"), ("laptop_computer", "laptop-101")):
-        (tmp_path / "caltech" / usual).rename(tmp_path / "caltech" / name)
-    (tmp_path / "dslr" / "back_pack").rename(tmp_path / "dslr" / "backpack")
-    assert_in_place(load("office_caltech10", tmp_path))
-
-
-@pytest.mark.parametrize("train", ["train", "TRAIN"])
-def test_vlcs_authors_form_divides_by_folder(tmp_path, train):
-    for part, count in ((train, 3), ("crossval", 1), ("test", 2)):
-        write_tree(tmp_path, [f"{domain}/{part}" for domain in AUTHORS], NUMBERS, count)
-    write_tree(tmp_path, [f"{domain}/full" for domain in AUTHORS], NUMBERS, 6)
-    source = load("vlcs", tmp_path)
-    for pool in source.pools:
-        np.testing.assert_array_equal(pool.parts, [0] * 15 + [1] * 5 + [2] * 10)
-        assert not any("/full/" in name for name in pool.names)
-    assert_in_place(source)
-
-
-def test_without_train_the_full_folder_counts(tmp_path):
-    source = load("vlcs", write_tree(tmp_path, [f"{one}/full" for one in AUTHORS], NUMBERS))
-    assert [len(pool.labels) for pool in source.pools] == [10] * 4
-    assert all(pool.parts is None for pool in source.pools)
-    assert_in_place(source)
-
-
-def test_a_class_may_be_rare_but_not_absent(tmp_path):
-    for part in ("train", "test"):
-        write_tree(tmp_path, [f"{domain}/{part}" for domain in AUTHORS], NUMBERS[1:])
-    for domain in AUTHORS[:3]:
-        write_shade(tmp_path / domain / "train" / "0" / "0.png", 0)
-    with pytest.raises(ValueError, match="'VOC2007'"):
-        load("vlcs", tmp_path)
-    write_shade(tmp_path / "PASCAL" / "train" / "0" / "0.png", 0)
-    assert (load("vlcs", tmp_path).pools[3].labels == 0).sum() == 1
-
-
-def test_train_and_val_of_digits_dg_become_training_and_validation_parts(tmp_path):
+def test_train_and_val_of_digits_dg_become_parts_and_a_class_may_be_rare_but_not_absent(tmp_path):
+    domains = FOLDERS["digits_dg"].domains
     for part, count in (("train", 2), ("val", 1)):
-        write_tree(
-            tmp_path, [f"{one}/{part}" for one in FOLDERS["digits_dg"].domains], "0123456789", count
-        )
-    source = load("digits_dg", tmp_path)
-    for pool in source.pools:
-        np.testing.assert_array_equal(pool.parts, [0] * 20 + [1] * 10)
-    assert_in_place(source)
-    (tmp_path / "syn" / "train").rename(tmp_path / "syn" / "training")
-    (tmp_path / "syn" / "val").rename(tmp_path / "syn" / "validation")
+        write_tree(tmp_path, [f"{name}/{part}" for name in domains], "123456789", count)
+    for name in list(domains)[:3]:
+        write_shade(tmp_path / name / "train" / "0" / "0.png", 0)
     with pytest.raises(ValueError, match="'syn'"):
         load("digits_dg", tmp_path)
+    write_shade(tmp_path / "syn" / "train" / "0" / "0.png", 0)
+    for pool in load("digits_dg", tmp_path).pools:
+        np.testing.assert_array_equal(pool.parts, [TRAIN] * 19 + [VALIDATION] * 9)
+
+
+def test_lists_divide_a_domain(listed):
+    for pool in load("domainnet", listed).pools:
+        assert pool.labels.tolist() == [label for label in range(10) for _ in "ab"] + [*range(10)]
+        assert pool.parts.tolist() == [TRAIN] * 20 + [TEST] * 10
+    assert_in_place(load("domainnet", listed))
+
+
+def test_any_classes_of_the_lists_may_be_chosen_and_are_numbered_in_that_order(listed):
+    source = load("domainnet", listed, classes=("zebra", "bird"))
+    assert source.classes == ("zebra", "bird")
+    pool = source.pools[1]
+    names = [name.split("/")[1] for name in pool.names]
+    assert names == [source.classes[label] for label in pool.labels]
+    for classes in (("bird", "brid"), ("bird", "bird")):
+        with pytest.raises(ValueError, match=r"data\.classes"):
+            load("domainnet", listed, classes=classes)
+    write_tree(listed, DOMAINNET.domains, ("airplane", "zigzag"), 3)
+    source = load("domainnet", listed, classes=("all",))
+    assert source.classes == ("airplane", *TEN, "zigzag")
+
+
+def test_an_image_in_no_list_is_left_out_and_one_in_both_tests(listed):
+    write_shade(listed / "sketch" / "bird" / "9.png", 0)
+    path = listed / "sketch_test.txt"
+    path.write_text(path.read_text() + "sketch/tiger/0.png 5\n")
+    source = load("domainnet", listed)
+    pool = source.pools[5]
+    assert len(pool.labels) == 30
+    assert any("1 images in no list: sketch/bird/9" in note for note in source.notes)
+    assert pool.parts[pool.names == "sketch/tiger/0.png"].tolist() == [TEST]
+
+
+def test_what_lists_lack_or_name_in_vain_is_named(listed):
+    for k in range(2):
+        (listed / "real" / "whale" / f"{k}.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"real/whale/0, real/whale/1"):
+        load("domainnet", listed)
+    for path in listed.glob("infograph_*.txt"):
+        lines = [line for line in path.read_text().splitlines(True) if "/teapot/" not in line]
+        path.write_text("".join(lines))
+    with pytest.raises(ValueError, match="infograph/teapot"):
+        load("domainnet", listed)
+    (listed / "painting_test.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"painting_test\.txt.*ai\.bu\.edu/M3SDA"):
+        load("domainnet", listed)
+
+
+@pytest.mark.parametrize("content", [b"clipart/bird/0.jpg one\n", b"\xff\xfe\x00"])
+def test_lists_of_another_form_are_named(listed, content):
+    (listed / "clipart_train.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=str(listed / "clipart_train.txt")):
+        load("domainnet", listed)
+
+
+def test_the_real_images_of_pacs_have_the_published_counts(shared, monkeypatch):
+    def blank(files, size, **options):
+        return np.zeros((len(files), size, size, 3), np.uint8), ()
+
+    monkeypatch.setattr("fedjax_bn.data.sets.folders.decode", blank)
+    source = load("pacs", shared / "data" / "pacs")
+    assert {pool.name: len(pool.labels) for pool in source.pools} == FOLDERS["pacs"].counts
+    for pool in source.pools:
+        names = [name.split("/")[1] for name in pool.names]
+        assert names == [source.classes[label] for label in pool.labels]
+
+
+def test_real_images_are_decoded_as_pillow_does(shared, tmp_path):
+    root = shared / "data" / "pacs"
+    files = sorted((root / "sketch" / "house").glob("*.jpg"))
+    for size in (128, 40):
+        images, _ = decode(files, size, root=root, cache=tmp_path, progress=False)
+        for file, image in zip(files, images, strict=True):
+            with Image.open(file) as original:
+                resized = original.convert("RGB").resize((size, size), Image.BILINEAR)
+            np.testing.assert_array_equal(image, np.asarray(resized))

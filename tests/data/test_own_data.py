@@ -1,8 +1,6 @@
 """A user's own images and arrays, through `run.experiment.build` as a run reads them."""
 
 import os
-import re
-import shutil
 import unicodedata
 from pathlib import Path
 
@@ -72,14 +70,6 @@ def test_a_tree_of_ones_own_trains_validates_and_serves_an_unseen_domain(tree):
         assert np.asarray(domain.test.images)[:, 0, 0, 0].tolist() == shades
 
 
-def test_a_tree_is_shared_out_among_several_clients_as_any_source(tree):
-    keys = {"data_partition": "dirichlet:alpha=0.5", "data_num_clients": 6}
-    built = build(config_of("folders", tree, **keys))
-    names = [domain.name for domain in built.internal.domains]
-    assert names == [f"{name}/{k}" for name in DOMAINS for k in range(2)]
-    assert sum(len(domain.train.labels) for domain in built.internal.domains) == 3 * 18
-
-
 def test_domains_and_classes_can_be_chosen_and_ordered(tree):
     config = config_of("folders", tree, data_domains=("night", "Day"), data_classes=("bee", "ant"))
     built = build(config)
@@ -90,49 +80,24 @@ def test_domains_and_classes_can_be_chosen_and_ordered(tree):
     assert np.asarray(first.images)[:, 0, 0, 0].tolist() == expected
 
 
-def test_folders_without_folders_and_stray_files_are_no_domains(tree):
-    (tree / "lists").mkdir()
-    (tree / "lists" / "train.txt").write_text("day/ant/0.png 0")
+def test_classes_that_differ_in_spelling_or_the_form_of_unicode_only_are_one(tree):
+    composed, decomposed = (unicodedata.normalize(form, "café au") for form in ("NFC", "NFD"))
+    for domain, name in (("day", composed), ("dusk", decomposed), ("night", "Café_au")):
+        (tree / domain / "bee").rename(tree / domain / name)
+    (tree / "lists").mkdir()  # a folder without folders is no domain
     source = folders.load_folders(tree, image_size=6, progress=False)
     assert [pool.name for pool in source.pools] == list(DOMAINS)
-    assert all(pool.parts is None for pool in source.pools)
-
-
-def test_classes_that_differ_in_spelling_only_are_one(tree):
-    for domain, name in (("day", "Big Bee"), ("dusk", "big_bee"), ("night", "bigbee")):
-        (tree / domain / "bee").rename(tree / domain / name)
-    source = folders.load_folders(tree, image_size=6, progress=False)
-    assert source.classes == ("Big Bee", "ant")
-    assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
-
-
-def test_classes_that_differ_in_the_form_of_unicode_only_are_one(tree):
-    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    for domain, name in (("day", composed), ("dusk", decomposed), ("night", decomposed)):
-        (tree / domain / "bee").rename(tree / domain / name)
-    source = folders.load_folders(tree, image_size=6, progress=False)
-    assert source.classes == ("ant", composed)
+    assert source.classes == ("Café_au", "ant")
     assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
     write_shade(tree / "day" / decomposed / "0.png", 1)
     with pytest.raises(ValueError, match="may both be"):
         folders.load_folders(tree, image_size=6, progress=False)
 
 
-def test_a_domain_does_not_vanish_behind_a_link_that_leads_nowhere(tree):
-    shutil.rmtree(tree / "dusk")
-    (tree / "dusk").symlink_to("nowhere")
-    with pytest.raises(OSError, match=re.escape(str(tree / "dusk"))):
-        folders.load_folders(tree, image_size=6, progress=False)
-
-
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("change", ["exchange", "pixels"])
-def test_a_changed_folder_is_other_data_also_if_names_sizes_and_times_stay(
-    tmp_path, change, cached
-):
+def test_a_changed_folder_is_other_data_also_if_names_sizes_and_times_stay(tmp_path, change):
     write_tree(tmp_path / "mine", DOMAINS, CLASSES, 10, suffix=".bmp")
-    cache = str(tmp_path / "cache") if cached else ""
-    config = config_of("folders", tmp_path / "mine", data_cache=cache)
+    config = config_of("folders", tmp_path / "mine", data_cache=str(tmp_path / "cache"))
     first = data_hash(build(config))
     assert data_hash(build(config)) == first
     files = [tmp_path / "mine" / "day" / name / "0.bmp" for name in CLASSES]
@@ -177,8 +142,7 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
         ("mine", {"domains": ("dawn",)}, "mine"),
         ("mine", {"domains": ("day", "dawn")}, "dawn"),
         ("mine", {"domains": CLASSES}, "mine"),
-        ("mine", {"domains": ("day", "Day")}, r"data\.domains"),
-        ("mine", {"classes": ("ant", "ant")}, r"data\.classes"),
+        ("mine", {"domains": ("day", "Day")}, "day, Day"),
     ],
 )
 def test_a_wrong_tree_or_choice_is_named(tree, path, keys, culprit):
@@ -208,16 +172,6 @@ def test_an_archive_of_ones_own_is_divided_and_served_as_any_source(tmp_path, im
     np.testing.assert_array_equal(unseen.test.images, content["dusk__images"][order])
     np.testing.assert_array_equal(unseen.test.labels, content["dusk__labels"][order])
     assert unseen.test.labels.dtype == np.int32
-
-
-def test_an_archive_is_read_under_the_name_of_folders_too(tmp_path):
-    path = tmp_path / "own.npz"
-    np.savez(path, day__images=np.zeros((6, 4, 4, 3), np.uint8), day__labels=np.arange(6) % 2)
-    one, other = (
-        DATASETS[name](config_of(name, path, data_image_size=4)) for name in ("folders", "npz")
-    )
-    assert one.key == other.key
-    assert one.pools[0].name == "day"
 
 
 def test_an_archive_may_come_divided_and_name_its_classes(tmp_path):
@@ -250,24 +204,19 @@ def test_the_key_of_an_archive_changes_with_its_arrays_alone(tmp_path):
     ("changes", "culprit"),
     [
         ({"day__labels": np.full(12, 2**32 + 3)}, "day__labels"),
-        ({"day__labels": np.full(12, 2**64 - 1, np.uint64)}, "day__labels"),
-        ({"day__labels": np.arange(12) % 2 - 1}, "day__labels"),
         ({"day__labels": np.arange(12) % 2 + 0.5}, "day__labels"),
-        ({"day__labels": np.zeros(12, bool)}, "day__labels"),
         ({"day__labels": np.zeros((12, 1), int)}, "day__labels"),
         ({"day__labels": np.array([{}] * 12)}, "allow_pickle"),
-        ({"day__labels": np.arange(12) % 2 + 3}, "label 4"),
+        ({"day__labels": np.arange(12) % 2 + 3}, "labels 0, 1, 3, 4"),
         ({"day__labels": np.zeros(11, int)}, "day__images"),
         ({"day__labels": None}, "day__labels"),
-        ({"day__images": None}, "day__images"),
         ({"day__images": np.zeros((12, 6, 6), int)}, "day__images"),
         ({"day__images": np.zeros((12, 6, 6), np.uint8)}, "day__images"),
         ({"day__test_images": np.zeros((1, 6, 6, 3), np.uint8)}, "day"),
-        ({"images": np.zeros(3)}, "'images'"),
+        ({"images": np.zeros(3)}, "has images"),
         ({"day__dev_images": np.zeros(3)}, "day__dev"),
         ({"classes": np.array(["ant"])}, "label 1"),
         ({"classes": np.array(["ant", "ant"])}, "classes"),
-        ({"classes": np.arange(2)}, "classes"),
     ],
 )
 def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, culprit):
@@ -275,29 +224,8 @@ def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, cul
     with pytest.raises(ValueError, match=culprit) as error:
         npz.load_npz(path)
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32),
-        np.zeros((12, 7), np.float32),
-    ],
-    ids=["not finite", "another form"],
-)
-def test_samples_that_do_not_suit_the_others_are_refused(tmp_path, images):
-    made = arrays(lambda n: RNG.standard_normal((n, 5), dtype=np.float32), day__images=images)
-    np.savez(tmp_path / "own.npz", **made)
-    with pytest.raises(ValueError, match=r"'day'|'dusk'"):
-        build(config_of("npz", tmp_path / "own.npz"))
-
-
-def test_what_no_domain_or_file_is_called_is_refused(tmp_path):
-    path = write_npz(tmp_path / "own.npz")
-    with pytest.raises(ValueError, match="dawn"):
-        npz.load_npz(path, domains=("dawn",))
-    with pytest.raises(FileNotFoundError, match=str(tmp_path / "own")):
-        npz.load_npz(tmp_path / "own")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        npz.load_npz(tmp_path / "nowhere")
 
 
 def test_images_of_another_size_than_configured_are_named(tmp_path):
@@ -306,17 +234,9 @@ def test_images_of_another_size_than_configured_are_named(tmp_path):
         build(config_of("npz", path, data_image_size=7))
 
 
-@pytest.mark.parametrize("name", ["folders", "npz"])
-def test_without_a_path_the_sentence_says_what_it_must_be(name):
-    with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH.*DOMAIN"):
-        build(config_of(name, ""))
-
-
-@pytest.mark.parametrize("key", ["domains", "classes", "severities"])
-def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
-    config = config_of("scanners", "", **{f"data_{key}": ("1",)})
-    with pytest.raises(ConfigError, match=rf"data\.{key}='1'"):
-        build(config)
+def test_a_choice_that_a_dataset_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.severities='1'"):
+        build(config_of("scanners", "", data_severities=("1",)))
 
 
 def test_every_dataset_has_a_line_that_says_what_it_is():

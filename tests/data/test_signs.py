@@ -9,6 +9,7 @@ from fedjax_bn.data.domain import check_dataset, splits
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.sets import scanners, signs
 
+SIZE = 96
 FEW = {"train": 12, "validation": 4, "test": 6}
 
 
@@ -26,7 +27,7 @@ def plates(domain):
             split.images, split.labels[BOXES], split.labels[CLASS], strict=True
         ):
             for box, number in zip(boxes[classes >= 0], classes[classes >= 0], strict=True):
-                yield image.astype(float), int(number), np.round(box * signs.SIZE).astype(int)
+                yield image.astype(float), int(number), np.round(box * SIZE).astype(int)
 
 
 def test_five_scenes_have_as_many_images_as_stated_with_one_to_three_plates_each(plain):
@@ -38,8 +39,8 @@ def test_five_scenes_have_as_many_images_as_stated_with_one_to_three_plates_each
             counts = (split.labels[CLASS] >= 0).sum(1)
             assert set(counts) <= {1, 2, 3}
         sides = [box[2] - box[0] for _, _, box in plates(domain)]
-        assert min(sides) >= 0.2 * signs.SIZE - 1
-        assert max(sides) <= 0.45 * signs.SIZE + 1
+        assert min(sides) >= 0.2 * SIZE - 1
+        assert max(sides) <= 0.45 * SIZE + 1
 
 
 def test_a_box_is_the_plate_with_a_red_rim_at_its_edge(plain):
@@ -54,7 +55,7 @@ def test_a_box_is_the_plate_with_a_red_rim_at_its_edge(plain):
 def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
     """Labels that are the numbers of the scans."""
     ink, _ = scanners.handwriting()
-    monkeypatch.setattr(signs, "handwriting", lambda: (ink, np.arange(len(ink))))
+    monkeypatch.setattr(scanners, "handwriting", lambda: (ink, np.arange(len(ink))))
     monkeypatch.setattr(signs, "IMAGES", {"train": 30, "validation": 10, "test": 20})
     used = [
         set(split.labels[CLASS][split.labels[CLASS] >= 0].tolist())

@@ -98,7 +98,6 @@ def test_rows_of_rows_are_rows_of_the_array(base):
         (lambda: Rows(BASE, np.array([-1])), IndexError, "no row -1"),
         (lambda: Rows(BASE, np.arange(3))[3], IndexError, "out of bounds"),
         (lambda: Rows(BASE, np.arange(3))[:, 0], IndexError, "too many indices"),
-        (lambda: np.array(Rows(BASE, np.arange(3)), copy=False), ValueError, "copies them"),
     ],
 )
 def test_rows_that_are_not_there_or_not_rows_are_errors(call, error, sentence):

@@ -22,6 +22,7 @@ from theory.convergence import (
     sampled_gram,
 )
 from theory.data import shifted_points
+from theory.toy import toy_regression
 
 from fedjax_bn.data.sets import scanners
 
@@ -213,3 +214,38 @@ def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(x64
     # Samples of equal Gaussians are apart by 0.43 with a deviation of 0.04.
     assert 0.3 < found[divergence("client-specific")] < 0.55
     assert found["client-specific: risk of the unseen"] < 0.15
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return toy_regression(points=40)
+
+
+def error(toy, k: int, slope: float) -> float:
+    return np.mean((np.cos(slope * toy.x[k]) - toy.y[k]) ** 2)
+
+
+def test_toy_errors_are_the_mean_squared_errors_of_the_model(toy):
+    for k in range(2):
+        w, gamma = 37, 26
+        weight = toy.weights[w]
+        expected = error(toy, k, weight / toy.gammas[gamma])
+        np.testing.assert_allclose(toy.surface[k, gamma, w], expected)
+        np.testing.assert_allclose(toy.plain[k, w], error(toy, k, weight))
+        np.testing.assert_allclose(toy.normalized[k, w], error(toy, k, weight / toy.x[k].std()))
+
+
+def test_batch_norm_harmonizes_the_toys_errors(toy):
+    alike = np.corrcoef(toy.normalized)[0, 1]
+    assert alike > 0.9
+    assert np.corrcoef(toy.plain)[0, 1] < 0.5
+    np.testing.assert_allclose(toy.best, 6, atol=0.5)
+
+
+def test_the_toys_mean_model_works_with_local_gamma_only(toy):
+    mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
+    for k in range(2):
+        gammas = (toy.local_gammas[k], mean_gamma)
+        local, mean = (error(toy, k, mean_weight / gamma) for gamma in gammas)
+        assert local < 0.1
+        assert mean > 5 * local

@@ -66,7 +66,7 @@ def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(small_pa
 def test_abide_separates_no_subject(shared):
     changes = [
         ("data.path", str(shared / "data/abide")),
-        ("data.name", "abide:windows_per_subject=2"),
+        ("data.name", "abide:stride=2"),
     ]
     experiment = build(read("configs/abide.py", changes))
     names = [domain.name for domain in experiment.internal.domains]

@@ -1,4 +1,1 @@
-"""Reads images with boxes in the forms of COCO and YOLO, as square images and labels.
-
-`launch/convert` makes COCO's form of Pascal VOC, BDD100K, Cityscapes and Mapillary Vistas.
-"""
+"""Reads images with boxes in the forms of COCO and YOLO; errors are those of `data.sets`."""

@@ -1,53 +1,16 @@
-"""Defines labelled images, which readers of boxes make, and counts of what readers leave out."""
+"""Counts what readers change or leave out, and reads parts from names of folders."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
-PARTS: Mapping[str, int] = MappingProxyType(
-    {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST}
-    | dict.fromkeys(("val", "valid", "validation"), VALIDATION)
-)
-
-
-class Box(NamedTuple):
-    """A box as written in the labels.
-
-    Attributes:
-      row: the row of the labels, counted from 1.
-      label: the name of its class.
-      corners: x1, y1, x2, y2, from the left and upper edge of the image; x2 and y2 are where the
-        box ends, so that x2 - x1 is its width.
-      crowd: whether the box holds a group of objects, see `label_trees`.
-    """
-
-    row: int
-    label: str
-    corners: tuple[float, ...]
-    crowd: bool = False
-
-
-class Labelled(NamedTuple):
-    """An image and its boxes.
-
-    Attributes:
-      file: the image.
-      place: the file of its labels, and the place in it; messages begin with it.
-      boxes: of all classes, as written in the labels.
-      size: width and height of the image by its labels; None if the labels do not state them.
-      part: TRAIN, VALIDATION or TEST; None if the labels do not divide the images.
-    """
-
-    file: Path
-    place: str
-    boxes: Sequence[Box] = ()
-    size: tuple[int, int] | None = None
-    part: int | None = None
+_PARTS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation"), VALIDATION),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
 
 
 class Slips:
@@ -78,4 +41,4 @@ class Slips:
 def part_of(names: Sequence[str]) -> int | None:
     """Returns the part that the names give, such as "train2017" or "val"; the last one wins."""
     plain = [name.lower().rstrip("0123456789_-") for name in names]
-    return next((PARTS[name] for name in reversed(plain) if name in PARTS), None)
+    return next((_PARTS[name] for name in reversed(plain) if name in _PARTS), None)

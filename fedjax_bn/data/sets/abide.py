@@ -12,16 +12,14 @@ CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145
 subject at NYU. All windows of a subject have its name, so that no split separates them.
 
 Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take
-1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` or
-`windows_per_subject` saves memory at little loss. With a cache they are memory-mapped from disk.
+1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` saves
+memory at little loss. With a cache they are memory-mapped from disk.
 
 References: Di Martino et al., "The autism brain imaging data exchange", Molecular Psychiatry 2014;
 Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021,
 section 5.2 and appendix D.4.
 """
 
-import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -31,12 +29,12 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named, open_table
 from fedjax_bn.data.source import Pool, Source
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
-_LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
 _REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
@@ -60,8 +58,6 @@ def load_abide(
     atlas: str = "",
     window: int = 32,
     stride: int = 1,
-    windows_per_subject: int = 0,
-    fisher_z: bool = False,
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Source:
@@ -74,8 +70,6 @@ def load_abide(
       atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
-      windows_per_subject: if above 0, at most so many windows per subject, evenly spaced.
-      fisher_z: z = arctanh(r) instead of correlations r.
       cache: folder of the samples; without one they are held in memory.
       progress: show how many windows are computed.
 
@@ -83,37 +77,33 @@ def load_abide(
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
-    Raises:
-      FileNotFoundError: the folder, the table or the series are missing.
-      ValueError: an option is out of range, or files are damaged or contradict each other.
-
-    Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, for 110 regions, and it
-    does not state which region of the Harvard-Oxford atlas it leaves out. The published series have
-    111 regions, all of which are kept here: 111 * 110 / 2 = 6105.
+    Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
+    which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """
-    if window < 0 or window == 1 or stride < 1 or windows_per_subject < 0:
+    if window < 0 or window == 1 or stride < 1:
         raise ValueError(
-            f"window is {window}, stride is {stride} and windows_per_subject is "
-            f"{windows_per_subject}; window must be 0 (whole series) or at least 2 frames, stride "
-            "at least 1 frame, and windows_per_subject at least 1, or 0 for all"
+            f"window is {window} and stride {stride}; they must be 0 or at least 2, and at least 1"
         )
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
     subjects = _read_subjects(files, table, window, sites)
-    options = (window, stride, windows_per_subject, fisher_z)
-    pools, notes, still_subjects = [], [], []
+    options = (window, stride)
+    pools, still_subjects = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        starts = [_window_starts(len(subject.series), *options[:3]) for subject in members]
+        # The first frame of each window that fits; of a whole series, 0.
+        ends = [len(subject.series) - window + 1 if window else 1 for subject in members]
+        starts = [np.arange(0, end, stride, dtype=np.int64) for end in ends]
         counts = list(map(len, starts))
         regions = members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
-        folder = Path(cache) if cache else None
-        make = partial(_make_samples, site, members, starts, window, fisher_z, progress)
-        rows, still = cached_array(folder, f"abide-{_hash_of(members, options)[:20]}", shape, make)
+        make = partial(_make_samples, site, members, starts, window, progress)
+        file = f"abide-{_key_of(members, options)}"
+        rows, still = cached_array(Path(cache) if cache else None, file, shape, make)
         still_subjects += still
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
+    notes = []
     if still_subjects:
         notes.append(
             f"abide: {len(still_subjects)} subjects have regions that do not vary within a window, "
@@ -121,7 +111,7 @@ def load_abide(
         )
     if absent := len(table.keys() - files.keys()):
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")
-    classes, key = ("control", "patient"), _hash_of(subjects, options)
+    classes, key = ("control", "patient"), _key_of(subjects, options)
     return Source("abide", classes, tuple(pools), (0.0,), (1.0,), tuple(notes), key=key)
 
 
@@ -130,7 +120,6 @@ def _make_samples(
     members: Sequence[_Subject],
     starts: Sequence[np.ndarray],
     window: int,
-    fisher_z: bool,
     progress: bool,
     write: Write,
 ) -> tuple[str, ...]:
@@ -138,7 +127,7 @@ def _make_samples(
     still_subjects = []
     with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as bar:
         for subject, windows in zip(members, starts, strict=True):
-            rows, still = _connectomes(subject.series, windows, window, fisher_z)
+            rows, still = _connectomes(subject.series, windows, window)
             write(rows.view(np.uint8))  # the cache keeps bytes
             if still.any():
                 still_subjects.append(f"{subject.name} ({still.any(0).sum()})")
@@ -146,37 +135,26 @@ def _make_samples(
     return tuple(still_subjects)
 
 
-def _hash_of(subjects: Sequence[_Subject], options: tuple) -> str:
-    """Returns SHA-256 of all inputs of the samples."""
-    state = hashlib.sha256(repr(options).encode())
-    for subject in subjects:
-        state.update(repr((*subject[:3], subject.series.shape)).encode())
-        state.update(subject.series.astype("<f8").tobytes())
-    return state.hexdigest()
+def _key_of(subjects: Sequence[_Subject], options: tuple) -> str:
+    return hash_of(options, *(value for subject in subjects for value in subject))
 
 
 def _find_series(path: Path, atlas: str) -> dict[str, Path]:
     """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is not a folder; {_REMEDY}")
     pattern = f"*_rois_{atlas or '*'}.1D"
     # macOS' companions ._NAME have the names of series, and none of their content.
-    series = sorted(file for file in path.rglob(pattern) if not file.name.startswith("."))
+    series = sorted(path.rglob(f"[!.]{pattern}"), key=lambda file: file.name)
     if not series:
-        raise FileNotFoundError(f"{path} has no series {pattern} in or below it; {_REMEDY}")
-    atlases = {file.stem.rpartition("_rois_")[2] for file in series}
-    if len(atlases) > 1:
+        raise FileNotFoundError(f"data.path {path} has no series {pattern}; {_REMEDY}")
+    files = {file.stem.rpartition("_rois_")[0]: file for file in series}
+    atlases = sorted({file.stem.rpartition("_rois_")[2] for file in series})
+    if len(atlases) > 1 or len(files) < len(series):
+        twice = [str(file) for file in series if file not in files.values()]
         raise ValueError(
-            f"{path} has series of several atlases, {', '.join(sorted(atlases))}; choose one with "
-            "atlas"
+            f"{path} has the atlases {', '.join(atlases)}, and second series of a subject: "
+            f"{first_few(twice) or 'none'}; choose one by atlas, and keep those of one pipeline"
         )
-    names = [file.stem.rpartition("_rois_")[0] for file in series]
-    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ValueError(
-            f"{path} has two series of one subject ({first_few(repeated)}); keep those of one "
-            "pipeline"
-        )
-    return dict(sorted(zip(names, series, strict=True), key=lambda item: item[1].name))
+    return files
 
 
 def _read_table(path: Path) -> dict[str, tuple[str, str]]:
@@ -185,60 +163,46 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
     for file in sorted(path.glob("[!.]*.csv")):
         with open_table(file) as table:
             if {*_COLUMNS} <= {*(table.fieldnames or ())}:
-                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
+                tables[file.name] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
     if len(tables) != 1:
         raise FileNotFoundError(
-            f"{path} has {len(tables)} .csv with the columns {', '.join(_COLUMNS)}, "
-            f"{', '.join(file.name for file in tables) or 'none'}; it needs one: {_REMEDY}"
+            f"{path} has the tables {', '.join(tables) or 'none'} with the columns "
+            f"{', '.join(_COLUMNS)}; it needs one: {_REMEDY}"
         )
-    ((file, rows),) = tables.items()
-    subjects: dict[str, tuple[str, str]] = {}
-    for name, site, group in rows:
-        about = (site, group.removesuffix(".0"))  # pandas may write 1.0 for 1
-        if name not in ("", "no_filename") and subjects.setdefault(name, about) != about:
-            raise ValueError(f"{file} contradicts itself on {name}; fetch it again")
-    return subjects
+    (rows,) = tables.values()
+    # pandas may write 1.0 for 1
+    subjects = {name: (site, group.removesuffix(".0")) for name, site, group in rows}
+    return {name: about for name, about in subjects.items() if name not in ("", "no_filename")}
 
 
 def _read_subjects(
-    files: dict[str, Path],
-    table: dict[str, tuple[str, str]],
-    window: int,
-    sites: Sequence[str] = (),
+    files: dict[str, Path], table: dict[str, tuple[str, str]], window: int, sites: Sequence[str]
 ) -> list[_Subject]:
-    """Reads the series of the sites, by default all."""
-    if unlisted := [name for name in files if name not in table]:
-        raise ValueError(
-            f"the phenotypic table has no row for {first_few(unlisted)}, whose series are there; "
-            "add rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
-        )
-    sites_with_series = sorted({table[name][0] for name in files})
-    if unknown := [site for site in sites if site not in sites_with_series]:
-        raise ValueError(
-            f"there are no series of the site {', '.join(unknown)}; sites with series are "
-            f"{', '.join(sites_with_series)}"
-        )
-    chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
-    if odd := [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in _LABELS]:
-        raise ValueError(
-            f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
-            f"{first_few(odd)}; correct it, or move their series away"
-        )
-    subjects = [
-        _Subject(name, table[name][0], _LABELS[table[name][1]], _read_series(file))
-        for name, file in chosen.items()
-    ]
+    """Reads the series of the sites, by default all; a ValueError names all that do not suit."""
+    present = sorted({table[name][0] for name in files if name in table})
+    faults = [f"no series of the site {site}" for site in sites if site not in present]
+    subjects = []
+    for name, file in files.items():
+        site, group = table.get(name, ("", "missing"))
+        if sites and name in table and site not in sites:
+            continue
+        subject = _Subject(name, site, _LABELS.get(group, -1), _read_series(file))
+        subjects.append(subject)
+        if group not in _LABELS:
+            faults.append(f"{name} has the DX_GROUP {group!r}")
+        if len(subject.series) < window:
+            faults.append(f"{name} has {len(subject.series)} frames")
     widths = [subject.series.shape[1] for subject in subjects]
-    usual = max(sorted(set(widths)), key=widths.count)
-    if odd := [f"{s.name} ({s.series.shape[1]})" for s in subjects if s.series.shape[1] != usual]:
+    usual = max(sorted(set(widths)), key=widths.count, default=0)
+    faults += [
+        f"{subject.name} has {width} regions"
+        for subject, width in zip(subjects, widths, strict=True)
+        if width != usual
+    ]
+    if faults:
         raise ValueError(
-            f"series must have the {usual} regions that most have, but others have "
-            f"{first_few(odd)}; take all series of one atlas"
-        )
-    if short := [f"{s.name} ({len(s.series)})" for s in subjects if len(s.series) < window]:
-        raise ValueError(
-            f"windows of {window} frames do not fit into {first_few(short)}; choose a smaller "
-            "window, or 0 for whole series"
+            f"{first_few(faults)}: sites with series are {', '.join(present)}; a subject needs a "
+            f"row with the DX_GROUP 1 or 2, {window} frames and {usual} regions"
         )
     return subjects
 
@@ -247,39 +211,22 @@ def _read_series(path: Path) -> np.ndarray:
     """Reads a `.1D` file as f64[T, R]."""
     with corruption_named(path):
         header, *lines = path.read_text("utf-8", "replace").splitlines()
-        if not header.lstrip().startswith("#"):  # its numbers would be lost
-            raise ValueError(f"its first line {header[:40]!r} is not a header")
         series = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
-        if min(series.shape) < 2 or not np.isfinite(series).all():
-            raise ValueError(
-                f"it has {series.shape[0]} frames of {series.shape[1]} regions; both must be at "
-                "least 2, of finite numbers"
-            )
+        # Without a header, the first line's numbers would be lost.
+        sound = header.lstrip().startswith("#") and min(series.shape) > 1
+        if not sound or not np.isfinite(series).all():
+            raise ValueError(f"{series.shape} is not a header and finite numbers of [T, R]")
     return series
 
 
-def _window_starts(frames: int, window: int, stride: int = 1, limit: int = 0) -> np.ndarray:
-    """Returns the first frame of each window that fits, i64[W]; at most `limit`, if it is not 0."""
-    if not window:
-        return np.zeros(1, np.int64)
-    starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
-    if 0 < limit < len(starts):
-        # Only integers, so that every machine picks the same windows.
-        starts = starts[np.arange(limit) * (len(starts) - 1) // max(limit - 1, 1)]
-    return starts
-
-
 def _connectomes(
-    series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool = False
+    series: np.ndarray, starts: np.ndarray, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the correlations of all pairs of regions in each window of a series f64[T, R].
+    """Returns f32[W, R (R - 1) / 2], the correlations of regions in windows of a series f64[T, R].
 
     corr(a, b) = sum_t (a_t - mean a) (b_t - mean b) / (|a - mean a| |b - mean b|), and 0 where a or
-    b does not vary within the window. Pairs are those above the diagonal, row by row: (0, 1),
-    (0, 2), ..., (R - 2, R - 1).
-
-    Returns:
-      f32[W, R (R - 1) / 2], and which regions do not vary within a window, bool[W, R].
+    b does not vary within the window, bool[W, R], which is returned too. Pairs are those above the
+    diagonal, row by row: (0, 1), (0, 2), ..., (R - 2, R - 1).
     """
     regions = series.shape[1]
     upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
@@ -297,6 +244,4 @@ def _connectomes(
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
         # With mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
-    bound = np.float32(_LIMIT if fisher_z else 1)
-    np.clip(pairs, -bound, bound, out=pairs)
-    return (np.arctanh(pairs, out=pairs) if fisher_z else pairs), flat
+    return np.clip(pairs, -1, 1, out=pairs), flat

@@ -19,34 +19,28 @@ benchmark of in-the-wild distribution shifts", ICML 2021.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.decode import decode, hash_of_files
-from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import open_table
-from fedjax_bn.data.sets.folders import IMAGENET
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
+from fedjax_bn.data.sets.folders import Listing, Published, folder_source
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
-_COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
-_UNSEEN = ("center1", "center2")
-_WHERE = (
-    "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
-    "wilds.get_dataset('camelyon17', download=True)), with metadata.csv and patches/"
+_PARTS = {1: VALIDATION, 2: TEST}  # of centers that do not train
+_CAMELYON17 = Published(
+    name="camelyon17",
+    title="Camelyon17",
+    about="",
+    domains={f"center{k}": () for k in range(5)},
+    classes={"normal": (), "tumor": ()},
+    counts={f"center{k}": count for k, count in enumerate(_COUNTS)},
+    where=(
+        "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
+        "wilds.get_dataset('camelyon17', download=True)), with metadata.csv and patches/"
+    ),
 )
-
-
-class _Patch(NamedTuple):
-    """A row of the table: the patch's file, and the columns used."""
-
-    path: str
-    tumor: int
-    slide: int
-    center: int
-    split: int
 
 
 def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -> Source:
@@ -58,73 +52,42 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
       **options: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
-      Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: centers
-      0, 3 and 4 by the column `split` (0 train, 1 validation), all of center 1 validation, all of
-      center 2 test. Names are the patches' paths.
-
-    Raises:
-      FileNotFoundError: the table or patches are missing.
-      ValueError: the table is damaged, or patches cannot be read.
+      Source "camelyon17", normalized as WILDS does; the group "unseen" is centers 1 and 2. Parts
+      are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all of
+      center 1 validation, all of center 2 test. Names are the patches' paths.
     """
     roots = (Path(path, "camelyon17_v1.0"), Path(path))
     root = next((root for root in roots if (root / "metadata.csv").is_file()), roots[1])
     if not (root / "metadata.csv").is_file():
-        raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_WHERE}")
-    patches = _read_table(root / "metadata.csv")
-    slides = {patch.path.rpartition("/")[0] for patch in patches}
-    # Listing folders is much faster than checking 455,954 files one by one.
-    present = {f"{slide}/{file.name}" for slide in slides for file in (root / slide).glob("*")}
-    if missing := [patch.path for patch in patches if patch.path not in present]:
-        raise FileNotFoundError(
-            f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
-            "unpack the archive again, or drop their rows"
+        raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_CAMELYON17.where}")
+    centers = _read_table(root / "metadata.csv")
+    listings = []
+    for center in sorted(centers):
+        names, labels, splits = zip(*centers[center], strict=True)
+        parts = [_PARTS.get(center, (TRAIN, VALIDATION)[split]) for split in splits]
+        listings.append(
+            Listing(
+                f"center{center}",
+                [root / name for name in names],
+                np.array(labels, np.int32),
+                parts=np.array(parts, np.int8),
+            )
         )
-    counts, notes = np.bincount([patch.center for patch in patches], minlength=5), []
-    if counts.tolist() != list(_COUNTS):
-        notes.append(
-            f"{root} has {counts.tolist()} patches of the centers, Camelyon17 {list(_COUNTS)}: a "
-            "reduced copy, or another version of the WILDS data"
-        )
-    pools = []
-    for center in np.flatnonzero(counts).tolist():
-        rows = [patch for patch in patches if patch.center == center]
-        files = [root / patch.path for patch in rows]
-        images, converted = decode(files, image_size, root=root, **options)
-        notes += [f"center{center}: {note}" for note in converted]
-        names = np.array([patch.path for patch in rows])
-        center_part = {1: VALIDATION, 2: TEST}.get(center)
-        parts = [
-            (TRAIN, VALIDATION)[patch.split] if center_part is None else center_part
-            for patch in rows
-        ]
-        labels, parts = np.array([patch.tumor for patch in rows]), np.array(parts, np.int8)
-        pools.append(Pool(f"center{center}", images, labels.astype(np.int32), names, parts))
-    unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
-    groups = {"unseen": unseen} if unseen else {}
-    content = hash_of_files([root / patch.path for patch in patches], root, image_size)
-    key = hash_of("camelyon17", patches, content)
-    about = ("camelyon17", ("normal", "tumor"), tuple(pools), *IMAGENET)  # as WILDS normalizes
-    return check_source(Source(*about, tuple(notes), groups, key))
+    source = folder_source(_CAMELYON17, root, listings, image_size, **options)
+    unseen = tuple(f"center{center}" for center in _PARTS if center in centers)
+    return source._replace(groups={"unseen": unseen} if unseen else {})
 
 
-def _read_table(path: Path) -> list[_Patch]:
-    """Reads the rows of metadata.csv."""
-    patches = []
+def _read_table(path: Path) -> dict[int, list[tuple[str, int, int]]]:
+    """Returns center -> file, class and split of each of its patches, in the table's order."""
+    centers: dict[int, list[tuple[str, int, int]]] = {}
     with open_table(path) as table:
         for row in table:
-            numbers = {column: int(row[column]) for column in _COLUMNS}
             # Patient numbers have three digits, but a spreadsheet may have removed leading zeros.
-            slide = "patient_{patient:03}_node_{node}".format(**numbers)
-            place = "x_{x_coord}_y_{y_coord}".format(**numbers)
-            values = (numbers[column] for column in _Patch._fields[1:])
-            patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *values)
-            if (
-                patch.tumor not in (0, 1)
-                or patch.center not in range(5)
-                or patch.split not in (0, 1)
-            ):
-                raise ValueError(f"line {table.line_num}: {patch}")
-            patches.append(patch)
-    if not patches:
-        raise ValueError(f"{path} has no rows; {_WHERE}")
-    return patches
+            slide = f"patient_{int(row['patient']):03}_node_{row['node']}"
+            file = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+            tumor, center, split = (int(row[name]) for name in ("tumor", "center", "split"))
+            if tumor not in (0, 1) or center not in range(5) or split not in (0, 1):
+                raise ValueError(f"line {table.line_num}: {row}")
+            centers.setdefault(center, []).append((file, tumor, split))
+    return centers

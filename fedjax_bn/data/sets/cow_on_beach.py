@@ -21,8 +21,7 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
+from fedjax_bn.data.sets.scanners import place, share_out_scans, to_pixels
 
 _CLASSES = 10
 _VALIDATION, _TEST = 30, 70  # images of each place that do not train
@@ -31,19 +30,13 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 
 
 class _Place(NamedTuple):
-    """A place where digits are shown.
-
-    fixed: probability of the fixed ground; otherwise one of the ten is drawn.
-    further: the fixed ground belongs to the digit so many further; 0 for the digit's own.
-    light: brightness of the place, 1 for full.
-    images: number of its scans.
-    """
+    """A place where digits are shown."""
 
     name: str
-    fixed: float
-    further: int
-    light: float
-    images: int
+    fixed: float  # probability of the fixed ground; otherwise one of the ten is drawn
+    further: int  # the fixed ground belongs to the digit so many further
+    light: float  # brightness, 1 for full
+    images: int  # number of its scans
 
 
 _PLACES = (
@@ -57,38 +50,22 @@ _PLACES = (
 
 
 def load_cow_on_beach(seed: int = 0) -> Dataset:
-    """Returns the six places as a dataset; every scan belongs to only one place.
+    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes.
 
     A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
-    "beach" are meant as unseen, but any place may be (`target`).
-
-    Args:
-      seed: at least 0; draws who owns which scan, the grounds and the noise.
-
-    Returns:
-      Dataset "cow_on_beach": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same
-      bytes.
+    "beach" are meant as unseen, but any place may be. The seed draws who owns which scan, the
+    grounds and the noise; the same seed gives the same bytes.
     """
-    ink, labels = handwriting()
-    owners = stratified_split(labels, [p.images for p in _PLACES], generator(seed, 0))
-    domains = []
-    for position, (place_shown, owned) in enumerate(zip(_PLACES, owners, strict=True)):
-        rng = generator(seed, 1, position)
-        images = _paint(
-            ink[owned], _grounds(place_shown, labels[owned], rng), place_shown.light, rng
-        )
-        sizes = [len(owned) - _VALIDATION - _TEST, _VALIDATION, _TEST]
-        parts = stratified_split(labels[owned], sizes, rng)
-        splits = (Split(images[part], labels[owned][part]) for part in parts)
-        domains.append(Domain(place_shown.name, *splits))
+    shares, domains = share_out_scans(seed, [scene.images for scene in _PLACES]), []
+    for scene, (ink, labels, rng) in zip(_PLACES, shares, strict=True):
+        drawn = rng.integers(_CLASSES, size=len(labels))
+        is_fixed = rng.uniform(size=len(labels)) < scene.fixed
+        ground = np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
+        images = _paint(ink, ground, scene.light, rng)
+        sizes = [len(labels) - _VALIDATION - _TEST, _VALIDATION, _TEST]
+        parts = stratified_split(labels, sizes, rng)
+        domains.append(Domain(scene.name, *(Split(images[p], labels[p]) for p in parts)))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def _grounds(scene: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the number of each image's ground, i64[N]."""
-    drawn = rng.integers(_CLASSES, size=len(labels))
-    is_fixed = rng.uniform(size=len(labels)) < scene.fixed
-    return np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
 
 
 def _paint(

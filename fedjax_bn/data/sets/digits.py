@@ -22,13 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.division.by_class import fraction_size, stratified_sample
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.domain import Dataset, Domain, check_dataset
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.npz import read_archive
 
 _SHAPE = (28, 28, 3)
 _HALF = (0.5,) * 3  # mean and standard deviation
-_MORPHO = ("morpho_global", "morpho_local")
 
 
 def load_digits(
@@ -54,10 +53,6 @@ def load_digits(
       as in the paper (`make_clients` holds some out of the training splits where `split` is
       "official"); test splits are whole.
 
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is damaged or in another form, or the fraction out of range.
-
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
     other.
@@ -66,15 +61,11 @@ def load_digits(
     fraction_size(1, fraction)  # raises if out of range, before any file is read
     digits, _ = read_archive(path)
     for name, parts in digits.items():
-        images = next(iter(parts.values())).images
-        if images.dtype != np.uint8 or images.shape[1:] != _SHAPE:
+        shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
+        if shapes != {(np.dtype(np.uint8), _SHAPE)} or set(parts) - {"train"} != {"test"}:
             raise ValueError(
-                f"{path}: {name} is {images.dtype} {images.shape}, not uint8 [N, 28, 28, 3]"
-            )
-        if "test" not in parts or not set(parts) <= {"train", "test"}:
-            raise ValueError(
-                f"{path} has the parts {', '.join(filter(None, parts)) or 'none'} of {name!r}; "
-                "digits have train and test: leave others out, or read the file as data.name=npz"
+                f"{path}: {name} has {list(parts)} of {shapes}; digits have train and "
+                "test of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
             )
         if "train" not in parts and name not in target:
             raise ValueError(f"{path}: {name!r} has test samples alone: make it a target")
@@ -89,10 +80,7 @@ def load_digits(
             size = counts[name]
             if name not in target:
                 size = fraction_size(smallest if truncate else size, fraction)
-            train = stratified_sample(Split(*parts["train"]), size, generator(seed, k))
-        domains.append(Domain(name, train, None, Split(*parts["test"])))
-    name = "digits_morpho" if set(_MORPHO) & set(digits) else "digits"
-    try:
-        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
-    except ValueError as error:  # which does not know the file
-        raise ValueError(f"{path}: {error}") from error
+            train = stratified_sample(parts["train"], size, generator(seed, k))
+        domains.append(Domain(name, train, None, parts["test"]))
+    name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
+    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))

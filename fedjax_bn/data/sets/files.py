@@ -1,7 +1,7 @@
-"""Reads lists of images and tables, with errors that name the file, the reason and the remedy."""
+"""Reads lists, tables and NumPy's archives; errors name the file, the reason and the remedy."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,15 +26,27 @@ def corruption_named(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read ({reason}); fetch it again") from error
 
 
-def is_label(word: str) -> bool:
-    """Returns whether a word is a whole number of up to nine digits, as in lists and tables."""
-    return word.isascii() and word.isdecimal() and len(word) < 10
+@contextmanager
+def _opened_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    # NumPy leaves a file that it has opened itself open if it is damaged.
+    with (
+        corruption_named(path),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        yield archive
 
 
-def without_suffix(name: str) -> str:
-    """Returns a name without its suffix, because copies of a dataset differ in image formats."""
-    head, dot, suffix = name.rpartition(".")
-    return head if dot and "/" not in suffix else name
+def names_in_npz(path: Path) -> tuple[str, ...]:
+    """Returns the names of an archive's arrays; ValueError if it is not one."""
+    with _opened_npz(path) as archive:
+        return tuple(archive.files)
+
+
+def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns arrays of an archive; ValueError if one is missing, damaged or of Python objects."""
+    with _opened_npz(path) as archive:
+        return {name: archive[name] for name in names}
 
 
 def read_list(path: Path) -> tuple[list[str], np.ndarray]:
@@ -45,28 +57,22 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
 
     Raises:
       FileNotFoundError: the list is missing.
-      ValueError: the list is not a text, or has other lines; the first ten are named.
+      ValueError: the list is not a text, or has other lines.
     """
     with corruption_named(path):
-        lines = path.read_text("utf-8-sig").splitlines()
-    rows = {k: line.rsplit(None, 1) for k, line in enumerate(lines, 1) if line.strip()}
-    faults = [str(k) for k, row in rows.items() if len(row) != 2 or not is_label(row[1])]
-    if faults:
-        raise ValueError(
-            f"{path}: lines must be FILE LABEL, but these are not: {first_few(faults)}"
-        )
-    names = [name.strip().replace("\\", "/") for name, _ in rows.values()]
-    return names, np.array([int(label) for _, label in rows.values()], np.int64)
+        rows = [line.rsplit(None, 1) for line in path.read_text("utf-8-sig").splitlines()]
+        rows = [row for row in rows if row]
+        if faults := [" ".join(row) for row in rows if len(row) != 2 or not row[1].isdecimal()]:
+            raise ValueError(f"lines must be FILE LABEL, but these are not: {first_few(faults)}")
+        names = [name.strip().replace("\\", "/") for name, _ in rows]
+        return names, np.array([int(label) for _, label in rows], np.int64)
 
 
 @contextmanager
 def open_table(path: Path) -> Iterator[csv.DictReader]:
-    """Opens a table whose first line has the names of its columns.
+    """Opens a table whose first line has the names of its columns; ValueError if it is not one.
 
     A row with too few cells has None in the last ones.
-
-    Raises:
-      ValueError: the file is not a table; raised while reading too.
     """
     # Unknown bytes are replaced, because tables have columns of free text in other encodings.
     with (

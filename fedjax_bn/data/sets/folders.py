@@ -30,11 +30,7 @@ _SUFFIXES = (
 )
 # Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
 _SYSTEM = ("__MACOSX", "@eaDir")
-
-_WHERE = (
-    "it must hold a folder of each domain, and in it a folder of images of each class, "
-    "DOMAIN/CLASS/*.jpg, the same classes in all domains; data.domains and data.classes choose some"
-)
+_WHERE = "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them"
 
 # name of a domain or class -> other names of its folder in some copies
 Aliases = Mapping[str, tuple[str, ...]]
@@ -45,52 +41,38 @@ class Published(NamedTuple):
 
     Attributes:
       name: of the dataset, as in `data.name`.
-      title: its name in the publication.
-      about: what it shows, in a few words.
+      title, about: its name in the publication, and what it shows, in a few words.
       domains: their names, with aliases.
       classes: likewise, in the order of the labels.
       counts: images of each domain; empty if the publication does not state them.
-      where: what the folder must look like and where to fetch it; error messages end with it.
+      where: the form of the folder and where to fetch it; error messages end with it.
       mean, std: as in `Source`; by default those of ImageNet.
       image_size: pixels a side, as in the methods' papers.
       parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
-      whole: in such a copy, the folder of a domain that is not divided.
-      always_divided: whether every copy has that form.
-      slips: None, or image -> its wrong label in the authors' lists, see `image_folders`.
     """
 
     name: str
     title: str
     about: str
     domains: Aliases
-    classes: Aliases
-    counts: Mapping[str, int]
-    where: str
+    classes: Aliases = MappingProxyType({})
+    counts: Mapping[str, int] = MappingProxyType({})
+    where: str = ""
     mean: tuple[float, ...] = IMAGENET[0]
     std: tuple[float, ...] = IMAGENET[1]
     image_size: int = 224
     parts: Mapping[str, int] = MappingProxyType({})
-    whole: str = ""
-    always_divided: bool = False
-    slips: Mapping[str, int] | None = None
 
 
 class Listing(NamedTuple):
-    """The image files of one domain.
-
-    Attributes:
-      name: of the domain.
-      files: N of them.
-      labels: i32[N], positions in the dataset's classes.
-      strays: files and folders that were left out.
-      parts: i8[N], as in `Pool`, or None.
-    """
+    """The image files of one domain."""
 
     name: str
     files: list[Path]
-    labels: np.ndarray
-    strays: Sequence[Path] = ()
-    parts: np.ndarray | None = None
+    labels: np.ndarray  # i32[N], positions in the dataset's classes
+    strays: Sequence[Path] = ()  # files and folders that were left out
+    parts: np.ndarray | None = None  # i8[N], as in `Pool`
+    names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
 
 
 def is_image(name: str) -> bool:
@@ -104,63 +86,27 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM
 
 
-def _entries(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the names of a folder's folders and files, sorted; none if there is no such folder.
-
-    A link that leads nowhere is a file if it is named like an image, which its reader leaves out.
-
-    Raises:
-      OSError: the folder cannot be read, or another link leads nowhere: it may have been a folder.
-    """
-    if not os.path.lexists(folder):
-        return [], []
+def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the folders in a folder without hidden ones, and its files, each by name."""
     folders, files = [], []
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            # First, because `is_dir` raises an error for a link in a circle.
-            if entry.is_symlink() and not os.path.exists(entry.path):
-                if not is_image(entry.name):
-                    raise FileNotFoundError(f"{entry.path} leads nowhere: correct or remove it")
-                files.append(entry.name)
-            else:
-                (folders if entry.is_dir() else files).append(entry.name)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_dir():
+            folders += [] if is_hidden(path.name) else [path]
+        elif path.is_symlink() and not path.exists() and not is_image(path.name):
+            # It may have been a domain or a class, which must not go missing without a word.
+            raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
+        else:
+            files.append(path)
     return folders, files
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none if there is no such folder.
-
-    Raises:
-      OSError: the folder cannot be read, or a link in it leads nowhere.
-    """
-    if folder.is_file():
-        return []
-    return [folder / name for name in _entries(folder)[0] if not is_hidden(name)]
-
-
-def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Returns a folder's image files, and its other files, each by name, without its folders.
-
-    Links to images that are gone are other files.
-
-    Raises:
-      OSError: the folder cannot be read, or a link in it leads nowhere.
-    """
-    images, strays = [], []
-    for name in _entries(folder)[1]:
-        path = folder / name
-        (images if is_image(name) and path.exists() else strays).append(path)
-    return images, strays
+    """Returns a folder's folders by name, without hidden ones; none if there is no such folder."""
+    return _entries(folder)[0]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; enters links once.
-
-    Links to images that are gone are among them.
-
-    Raises:
-      OSError: a folder cannot be read, or another link leads nowhere.
-    """
+    """Returns all files in and below a folder by name, without hidden ones; enters links once."""
     paths, entered = [], set()
 
     def visit(place: Path) -> None:
@@ -169,10 +115,9 @@ def files_below(folder: Path) -> list[Path]:
             return
         entered.add(real)
         folders, files = _entries(place)
-        paths.extend(place / name for name in files if not is_hidden(name))
-        for name in folders:
-            if not is_hidden(name):
-                visit(place / name)
+        paths.extend(file for file in files if not is_hidden(file.name))
+        for inner in folders:
+            visit(inner)
 
     visit(folder)
     return sorted(paths)
@@ -191,9 +136,7 @@ def _plain(name: str) -> str:
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
     """Returns the folder of each name that has one; the name itself comes before an alias.
 
-    Raises:
-      ValueError: two folders differ only in case, separators or the form of Unicode, so that either
-        may be meant.
+    A ValueError names two folders that differ only in case, separators or Unicode's form.
     """
     matches = {}
     for name, aliases in names.items():
@@ -203,8 +146,7 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
             candidates = exact or similar
             if len(candidates) > 1:
                 raise ValueError(
-                    f"{' and '.join(map(str, candidates))} may both be {name!r}: rename or remove "
-                    "one"
+                    f"{' and '.join(map(str, candidates))} may both be {name!r}: remove one"
                 )
             if candidates:
                 matches[name] = candidates[0]
@@ -215,39 +157,34 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
     """Returns the folder that holds a dataset's domains, and the folder of every domain.
 
-    `path` is the folder that holds the domains, or the folder around it.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or some domains have none; all are named.
+    `path` is the folder that holds the domains, or the folder around it. A FileNotFoundError names
+    the domains without a folder.
     """
-    if not path or not Path(path).is_dir():
-        raise FileNotFoundError(f"data.path {path} is not a folder: {dataset.where}")
-    path = Path(path)
+    path, folders = Path(path or "PATH"), {}
     for root in (path, *subfolders(path)):
         if folders := match_folders(subfolders(root), dataset.domains):
             break
-    else:
+    missing = [name for name in dataset.domains if name not in folders]
+    # Two spellings of one name would be two domains with the same images.
+    if missing or not folders or len({*folders.values()}) < len(folders):
         raise FileNotFoundError(
-            f"data.path {path} has no domain of {dataset.name}: {dataset.where}"
-        )
-    if missing := [name for name in dataset.domains if name not in folders]:
-        raise FileNotFoundError(
-            f"{root} lacks the folders {first_few(missing)} of {dataset.name}: {dataset.where}"
+            f"data.path {path} lacks a folder of {first_few(missing) or 'each domain'} of "
+            f"{dataset.name}, which has {', '.join(dataset.domains)}: {dataset.where}"
         )
     return root, folders
 
 
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
-    """Lists the images of a domain, by class and name; other folders are left out.
+    """Lists the images of a domain, by class and name; a ValueError names classes without any.
 
     The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg if the
-    dataset has parts. A ValueError names all classes without a folder or images.
+    dataset has parts.
     """
     classes, parts = dataset.classes, dataset.parts
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
     has_classes = bool(match_folders(list(inside.values()), classes))
-    if dataset.always_divided or (next(iter(parts), "") in inside and not has_classes):
-        listings = [list_classes(name, inside.get(p, folder / p), classes) for p in parts]
+    if not has_classes and next(iter(parts), "") in inside:
+        listings = [list_classes(name, inside.get(part, folder / part), classes) for part in parts]
         sizes = [len(listing.files) for listing in listings]
         listing = Listing(
             name,
@@ -257,14 +194,14 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
             np.repeat(np.array(list(parts.values()), np.int8), sizes),
         )
     else:
-        around = [inside[inner] for inner in (dataset.whole, "images") if inner in inside]
-        if around and not has_classes:
-            folder = around[0]
-        listing = list_classes(name, folder, classes)
+        around = folder if has_classes else inside.get("images", folder)
+        listing = list_classes(name, around, classes)
     present = set(listing.labels.tolist())
-    if missing := [c for label, c in enumerate(classes) if label not in present]:
+    missing = [c for label, c in enumerate(classes) if label not in present]
+    if missing or not present:
+        names = first_few(missing) or "any class"
         raise ValueError(
-            f"{dataset.name}, {name!r}: no images of {first_few(missing)} in {folder}; every class "
+            f"{dataset.name}, {name!r}: no images of {names} in {folder}; every class "
             f"needs a folder with images: {dataset.where}"
         )
     return listing
@@ -272,23 +209,24 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg."""
-    inside = subfolders(folder)
+    inside, strays = _entries(folder)
     class_folders = match_folders(inside, classes)
+    strays = [inner for inner in inside if inner not in class_folders.values()] + strays
     files, labels = [], []
-    images, other_files = list_files(folder)
-    strays = (
-        [inner for inner in inside if inner not in class_folders.values()] + other_files + images
-    )
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
-            images, other_files = list_files(place)
-            files += images
-            labels += [label] * len(images)
-            strays += other_files + subfolders(place)
+            inner, entries = _entries(place)
+            strays += inner
+            for file in entries:
+                if is_image(file.name) and file.exists():
+                    files.append(file)
+                    labels.append(label)
+                else:
+                    strays.append(file)
     return Listing(name, files, np.array(labels, np.int32), strays)
 
 
-def to_source(
+def folder_source(
     dataset: Published,
     root: Path,
     listings: Sequence[Listing],
@@ -308,22 +246,17 @@ def to_source(
     notes, pools, start = list(notes), [], 0
     for listing in listings:
         count = len(listing.files)
-        names = np.array(relative_names(listing.files, root))
-        part = slice(start, start := start + count)
-        pools.append(Pool(listing.name, images[part], listing.labels, names, listing.parts))
+        names = np.array(listing.names or relative_names(listing.files, root))
+        rows = slice(start, start := start + count)
+        pools.append(Pool(listing.name, images[rows], listing.labels, names, listing.parts))
         expected = dataset.counts.get(listing.name, count)
         if count != expected:
-            reason = (
-                "a reduced copy, or files are missing: then fetch or unpack it again"
-                if count < expected
-                else "another edition, or files were added or unpacked twice"
-            )
+            reason = "images are missing" if count < expected else "images were added"
             notes.append(
-                f"{dataset.name}, {listing.name}: found {count} images, expected {expected} "
-                f"({reason})"
+                f"{dataset.name}, {listing.name}: found {count} images, expected {expected}: "
+                f"{reason}, or another edition"
             )
-    strays = [stray for listing in listings for stray in listing.strays]
-    if strays:
+    if strays := [stray for listing in listings for stray in listing.strays]:
         notes.append(
             f"left out {len(strays)} files or folders that are not images of a class: "
             f"{first_few(relative_names(strays, root), 3)}"
@@ -357,42 +290,25 @@ def load_folders(
 
     Returns:
       Source "folders", without parts.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or some domains have none.
-      ValueError: a name is given twice, a class has no images, or images cannot be read.
     """
-    for key, names in (("domains", domains), ("classes", classes)):
-        if len(set(map(_plain, names))) < len(names):
-            raise ValueError(f"data.{key}={tuple(names)} has a name twice; name each once")
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
-    about = ("folders", "folders", "images of one's own")
     named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published(*about, domains=named, classes={}, counts={}, where=_WHERE)
+    dataset = Published("folders", "folders", "", named, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
         spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
         inner = [place for folder in folders.values() for place in subfolders(folder)]
         for name in sorted({_composed(place.name) for place in inner}):
             spellings.setdefault(_plain(name), name)
-        if not spellings:
-            raise FileNotFoundError(
-                f"{root} has no folders of classes in {first_few(list(folders))}: {_WHERE}"
-            )
         classes = tuple(spellings.values())
     dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
-    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    if not groups:
-        return to_source(dataset, root, listings, image_size, **options)
-    grouped = [  # before hours of decoding
-        groups_of(name, folder, listing.files, groups)
-        for (name, folder), listing in zip(folders.items(), listings, strict=True)
-    ]
-    notes = [note for _, note in grouped]
-    source = to_source(dataset, root, listings, image_size, notes=notes, **options)
-    pools = [
-        pool._replace(names=np.array(names))
-        for pool, (names, _) in zip(source.pools, grouped, strict=True)
-    ]
-    return source._replace(pools=tuple(pools))
+    listings, notes = [], []
+    for name, folder in folders.items():
+        listing = list_domain(name, folder, dataset)
+        if groups:
+            names, note = groups_of(name, folder, listing.files, groups)
+            listing = listing._replace(names=names)
+            notes.append(note)
+        listings.append(listing)
+    return folder_source(dataset, root, listings, image_size, notes=notes, **options)

@@ -9,8 +9,7 @@ Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalizat
 clients in federated learning", 2021; and with each dataset, its own.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +17,17 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.files import read_list, without_suffix
-from fedjax_bn.data.sets.folders import Listing, Published, domain_folders, list_domain, to_source
+from fedjax_bn.data.sets.files import read_list
+from fedjax_bn.data.sets.folders import (
+    Listing,
+    Published,
+    domain_folders,
+    folder_source,
+    list_domain,
+)
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
+_DOMAINNET = "domainnet"
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 _VLCS_CLASSES = ("bird", "car", "chair", "dog", "person")
 # In the order of their names, capital letters first, as DomainBed numbers them.
@@ -33,6 +39,12 @@ _OFFICE_HOME_CLASSES = """
     Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
     Telephone ToothBrush Toys Trash_Can Webcam
 """
+_UNSCALED: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # beyond u8/255
+_DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+_DOMAINNET_CLASSES = (
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+)
 _OFFICE_CALTECH10_CLASSES = {  # in the order of FedBN's code, with Caltech-256's names
     "back_pack": (),
     "bike": ("touring-bike",),
@@ -48,12 +60,7 @@ _OFFICE_CALTECH10_CLASSES = {  # in the order of FedBN's code, with Caltech-256'
 
 _TABLE = (
     # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
-    # Lines of the authors' lists are `photo/dog/056_0022.jpg 1`. Training and crossval lists divide
-    # a domain, and the test list is the whole domain, which is tested when it is unseen; so the
-    # first two become training and validation parts, and there is no test part. The published
-    # crossval list of art_painting begins with two slips: dog/pic_225.jpg has label 0, and
-    # dog/pic_248.jpg is listed twice instead of dog/pic_249.jpg. DomainBed, and so FedIG, does not
-    # use the lists but divides at random (data.split=holdout); FedCD does not state its split.
+    # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
     Published(
         name="pacs",
         title="PACS",
@@ -66,37 +73,18 @@ _TABLE = (
         },
         classes=dict.fromkeys(_PACS_CLASSES, ()),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
-        where=(
-            "it must hold photo, art_painting, cartoon and sketch, each with the class folders "
-            f"{', '.join(_PACS_CLASSES)} of images, and optionally splits/*_kfold.txt (PACS, "
-            "linked from dali-dl.github.io/project_iccv2017.html, or by DomainBed's "
-            "domainbed.scripts.download)"
-        ),
-        slips={"art_painting/dog/pic_225.jpg": 0},
+        where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
-    # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
-    # authors as CALTECH/{train,crossval,test}/0/*.jpg, or full/ if there is no train.
+    # images for softening bias", ICCV 2013.
     Published(
         name="vlcs",
         title="VLCS",
         about="five classes from four collections of photographs",
-        domains={
-            "Caltech101": ("Caltech",),
-            "LabelMe": (),
-            "SUN09": ("SUN",),
-            "VOC2007": ("Pascal", "VOC"),
-        },
-        classes={name: (str(label),) for label, name in enumerate(_VLCS_CLASSES)},
+        domains=dict.fromkeys(("Caltech101", "LabelMe", "SUN09", "VOC2007"), ()),
+        classes=dict.fromkeys(_VLCS_CLASSES, ()),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
-        where=(
-            "it must hold Caltech101, LabelMe, SUN09 and VOC2007, each with the class folders "
-            f"{', '.join(_VLCS_CLASSES)} of images, or CALTECH, LABELME, SUN and PASCAL, each with "
-            "train, crossval and test of class folders 0 to 4 (VLCS, by DomainBed's "
-            "domainbed.scripts.download)"
-        ),
-        parts={"train": TRAIN, "crossval": VALIDATION, "test": TEST},
-        whole="full",
+        where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
     # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
     Published(
@@ -107,9 +95,8 @@ _TABLE = (
         classes=dict.fromkeys(_OFFICE_HOME_CLASSES.split(), ()),
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         where=(
-            "it must hold Art, Clipart, Product and Real World, each with 65 class folders of "
-            "images from Alarm_Clock to Webcam (OfficeHome, from "
-            "hemanthdv.github.io/officehome-dataset or by DomainBed's domainbed.scripts.download)"
+            "DOMAIN/CLASS/*.jpg of 65 classes from Alarm_Clock to Webcam, from "
+            "hemanthdv.github.io/officehome-dataset"
         ),
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
@@ -132,13 +119,8 @@ _TABLE = (
         },
         classes=_OFFICE_CALTECH10_CLASSES,
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
-        where=(
-            "it must hold amazon, caltech, dslr and webcam, each with the class folders "
-            f"{', '.join(_OFFICE_CALTECH10_CLASSES)} of images (Office-Caltech10, linked from "
-            "github.com/med-air/FedBN)"
-        ),
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
+        where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
+        **_UNSCALED,
         image_size=256,
     ),
     # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
@@ -158,21 +140,35 @@ _TABLE = (
         classes=dict.fromkeys(map(str, range(10)), ()),
         counts={"mnist": 6000, "mnist_m": 6000, "svhn": 6000, "syn": 6000},
         where=(
-            "it must hold mnist, mnist_m, svhn and syn, each with train and val of class folders 0 "
-            "to 9 of images (Digits-DG, linked from DATASETS.md of "
-            "github.com/KaiyangZhou/Dassl.pytorch)"
+            "DOMAIN/{train,val}/{0,...,9}/*.jpg, linked from DATASETS.md of "
+            "github.com/KaiyangZhou/Dassl.pytorch"
         ),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
         image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
-        always_divided=True,
+    ),
+    # Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source domain adaptation",
+    # ICCV 2019. Lines of the lists are `clipart/bird/clipart_001_000001.jpg 0`; images in no list
+    # are left out, and only the folders of the chosen classes are needed.
+    # FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images, as its
+    # code numbers them; images stretched to 256x256, no normalization beyond u8/255; every client
+    # is cut to 105 training and 105 validation images, 0.05 of the smallest.
+    Published(
+        name=_DOMAINNET,
+        title="DomainNet",
+        about="drawings, paintings and photographs of up to 345 classes",
+        domains=dict.fromkeys(_DOMAINNET_DOMAINS, ()),
+        classes=dict.fromkeys(_DOMAINNET_CLASSES, ()),
+        where=(
+            "DOMAIN/CLASS/*.jpg, and beside the domains the lists clipart_train.txt, "
+            "clipart_test.txt, ..., the cleaned version from ai.bu.edu/M3SDA"
+        ),
+        **_UNSCALED,
+        image_size=256,
     ),
 )
 IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
-# Where copies of PACS have the authors' lists, and the number of the first class in them.
-_LIST_FOLDERS = ("splits", "Train val splits and h5py files pre-read", ".")
-_FIRST_LABEL = 1
 
 
 def load_image_folders(
@@ -180,6 +176,7 @@ def load_image_folders(
     path: str | Path | None,
     *,
     image_size: int | None = None,
+    classes: Sequence[str] = (),
     **options: Any,
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
@@ -188,80 +185,76 @@ def load_image_folders(
       dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
+      classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
       **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source, with official parts if lists or folders divide the domains.
-
-    Raises:
-      FileNotFoundError: a folder, a list or a listed image is missing; it says where to fetch it.
-      ValueError: a class has no images, lists do not fit the images, or images cannot be read.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
     notes: list[str] = []
-    if dataset.slips is not None:
-        places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
-        lists = next((place for place in places if any(place.glob("[!.]*_kfold.txt"))), None)
-        if lists:
-            listings = [_divide_by_lists(listing, dataset, lists, notes) for listing in listings]
+    if dataset.name == _DOMAINNET:
+        dataset, rows = _read_lists(dataset, root, classes)
+    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    if dataset.name == _DOMAINNET:
+        listings = [_listed(listing, dataset, rows, notes) for listing in listings]
     size = image_size or dataset.image_size
-    return to_source(dataset, root, listings, size, notes=notes, **options)
+    return folder_source(dataset, root, listings, size, notes=notes, **options)
 
 
-def _divide_by_lists(
-    listing: Listing, dataset: Published, folder: Path, notes: list[str]
+def _read_lists(
+    dataset: Published, root: Path, classes: Sequence[str]
+) -> tuple[Published, dict[str, int]]:
+    """Returns DomainNet with the chosen classes, and DOMAIN/CLASS/NAME -> part, in list order."""
+    label_of: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    for domain in dataset.domains:
+        for ending, part in (("train", TRAIN), ("test", TEST)):
+            path = root / f"{domain}_{ending}.txt"
+            if not path.is_file():
+                raise FileNotFoundError(f"the list {path} is missing: {dataset.where}")
+            names, labels = read_list(path)
+            # Without suffixes, because copies differ in formats. The test list is read last, so
+            # that an image in both lists tests.
+            rows |= {name.rpartition(".")[0]: part for name in names}
+            label_of |= zip(
+                (name.split("/")[-2:][0] for name in names), labels.tolist(), strict=True
+            )
+    chosen = tuple(classes) or tuple(dataset.classes)
+    if chosen == ("all",):
+        chosen = tuple(sorted(label_of, key=label_of.get))
+    unknown = [name for name in chosen if name not in label_of]
+    if unknown or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
+            f"the lists of {root}: {first_few(list(label_of))}"
+        )
+    return dataset._replace(classes=dict.fromkeys(chosen, ())), rows
+
+
+def _listed(
+    listing: Listing, dataset: Published, rows: Mapping[str, int], notes: list[str]
 ) -> Listing:
-    """Returns the listing with the parts of PACS' lists, see `_TABLE`; appends to `notes`.
-
-    Images in no list go to validation. Suffixes and the case of classes need not match.
-    """
-    train_list, validation_list = (
-        folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval")
-    )
-    train, validation = (_rows_in(path, listing, dataset) for path in (train_list, validation_list))
-    names = [file.name for file in listing.files]
-    if both_parts := sorted(set(train) & set(validation)):
-        raise ValueError(
-            f"{train_list} and {validation_list} both have "
-            f"{first_few([names[k] for k in both_parts])}; fetch the lists again"
-        )
-    parts = np.full(len(names), -1, np.int8)
-    parts[train], parts[validation] = TRAIN, VALIDATION
-    place = f"{dataset.name}, {listing.name}"
-    if repeated := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
-        notes.append(f"{place}: listed twice, used once: {first_few(repeated)}")
-    if unlisted := [names[k] for k in np.flatnonzero(parts < 0)]:
-        names_unlisted = first_few(unlisted)
-        notes.append(
-            f"{place}: in no list, in data.split=official for validation: {names_unlisted}"
-        )
-    parts[parts < 0] = VALIDATION
-    return listing._replace(parts=parts)
-
-
-def _rows_in(path: Path, listing: Listing, dataset: Published) -> list[int]:
-    """Returns the positions in the listing of the images that a list names, in the list's order."""
-    row_of = {
-        without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
-        for k, file in enumerate(listing.files)
+    """Returns the images of a domain of DomainNet that are in its lists, with their parts."""
+    classes = tuple(dataset.classes)
+    labels = {
+        f"{listing.name}/{classes[label]}/{file.stem}": (file, label)
+        for file, label in zip(listing.files, listing.labels, strict=True)
     }
-    names, labels = read_list(path)
-    if missing := [name for name in names if without_suffix(name) not in row_of]:
+    places = tuple(f"{listing.name}/{name}/" for name in classes)
+    names = [name for name in rows if name.startswith(places)]
+    if missing := [name for name in names if name not in labels]:
         raise FileNotFoundError(
-            f"{path} names {len(missing)} images that are missing: {first_few(missing)}; fetch "
-            "them, or move the lists away to do without"
+            f"{dataset.name}: {len(missing)} listed images are missing: {first_few(missing)}; "
+            "fetch or unpack them again"
         )
-    rows = [row_of[without_suffix(name)] for name in names]
-    expected = listing.labels[rows] + _FIRST_LABEL
-    if faults := [
-        f"{name} {label} (not {number})"
-        for name, label, number in zip(names, labels, expected, strict=True)
-        if label not in (number, dataset.slips.get(name))
-    ]:
-        raise ValueError(
-            f"{path}: {len(faults)} labels are not those of the class folders, counted from "
-            f"{_FIRST_LABEL}: {first_few(faults)}; fetch the list again"
+    if unlisted := sorted(labels.keys() - set(names)):
+        notes.append(
+            f"{dataset.name}: left out {len(unlisted)} images in no list: {first_few(unlisted)}"
         )
-    return rows
+    if absent := [name for name in places if not any(row.startswith(name) for row in names)]:
+        raise ValueError(f"{dataset.name}: the lists have no images of {first_few(absent)}")
+    files, numbers = zip(*(labels[name] for name in names), strict=True)
+    parts = np.array([rows[name] for name in names], np.int8)
+    return listing._replace(files=list(files), labels=np.array(numbers, np.int32), parts=parts)

@@ -13,6 +13,7 @@ the distribution of features, as in FedBN (section 3).
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -27,36 +28,25 @@ from fedjax_bn.data.seeds import generator
 
 _Colour = tuple[int, int, int]
 
-SIZE, WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
-TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may be askew
-TRAIN, VALIDATION = 180, 30
+_SIZE, _WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
+_TURN, _MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may be askew
+_TRAIN, _VALIDATION = 180, 30
 
 
 class _Scanner(NamedTuple):
-    """How one scanner shows ink on paper.
-
-    Attributes:
-      paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
-      resolution: pixels a side that the sensor resolves; the image is enlarged from it to 28.
-      stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
-      blur: standard deviation of the lens in pixels of 28.
-      photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
-        image has its own random crop.
-      noise: standard deviation of the sensor in grey levels, drawn for each pixel and channel.
-    """
+    """How one scanner shows ink on paper."""
 
     name: str
-    paper: _Colour
-    ink: _Colour
-    resolution: int
-    stroke: int
-    blur: float
-    photograph: float
-    noise: float
+    paper: _Colour  # RGB in 0..255
+    ink: _Colour  # lighter than the paper is inverted polarity
+    resolution: int  # pixels a side that the sensor resolves; the image is enlarged from it to 28
+    stroke: int  # pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion)
+    blur: float  # standard deviation of the lens in pixels of 28
+    photograph: float  # share of it in the paper; every image has its own random crop
+    noise: float  # standard deviation of the sensor in grey levels, for each pixel and channel
 
 
 SCANNERS = (
-    # name, paper, ink, resolution, stroke, blur, photograph, noise
     _Scanner("flatbed", (250, 248, 240), (25, 25, 45), 28, 0, 0.0, 0.0, 4.0),
     _Scanner("blueprint", (20, 45, 120), (205, 220, 245), 28, 1, 0.6, 0.0, 10.0),
     _Scanner("thermal", (235, 200, 210), (60, 10, 80), 28, -1, 0.3, 0.0, 8.0),
@@ -67,30 +57,19 @@ SCANNERS = (
 
 
 def load_scanners(seed: int = 0) -> Dataset:
-    """Returns the six scanners as a dataset; each has its own 299 or 300 scans, of all classes.
+    """Returns "scanners": six domains of u8[N, 28, 28, 3] in ten classes.
 
-    180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
-    test, each stratified by class. By default five are clients and the last one, "fax", is the
-    unseen client; any other may take its place.
-
-    Args:
-      seed: at least 0; draws who owns which scan, the photograph's crops and the noise.
-
-    Returns:
-      Dataset "scanners": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same bytes.
+    A scanner has its own 299 or 300 scans, of which 180 train, 30 validate and the others test,
+    each stratified by class. The last one, "fax", is meant as unseen; any other may take its place.
+    The seed draws who owns which scan, crops and noise; the same seed gives the same bytes.
     """
-    ink, labels = handwriting()
     photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
-    sizes = [len(labels) // 6 + (k < len(labels) % 6) for k in range(6)]
-    owners = stratified_split(labels, sizes, generator(seed, 0))
-    domains = []
-    for position, (scanner, owned) in enumerate(zip(SCANNERS, owners, strict=True)):
-        rng = generator(seed, 1, position)
-        images = _scan(scanner, ink[owned], photograph, rng)
-        sizes = [TRAIN, VALIDATION, len(owned) - TRAIN - VALIDATION]
-        parts = stratified_split(labels[owned], sizes, rng)
-        splits = (Split(images[part], labels[owned][part]) for part in parts)
-        domains.append(Domain(scanner.name, *splits))
+    sizes, domains = [300] * 3 + [299] * 3, []
+    for scanner, (ink, labels, rng) in zip(SCANNERS, share_out_scans(seed, sizes), strict=True):
+        images = _scan(scanner, ink, photograph, rng)
+        sizes = [_TRAIN, _VALIDATION, len(labels) - _TRAIN - _VALIDATION]
+        parts = stratified_split(labels, sizes, rng)
+        domains.append(Domain(scanner.name, *(Split(images[p], labels[p]) for p in parts)))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
@@ -103,6 +82,15 @@ def handwriting() -> tuple[np.ndarray, np.ndarray]:
 
     digits = load_digits()
     return digits.images / 16.0, digits.target.astype(np.int32)
+
+
+def share_out_scans(
+    seed: int, sizes: Sequence[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.random.Generator]]:
+    """Yields a domain's ink, labels, and generator; each scan has one owner, in any order."""
+    ink, labels = handwriting()
+    for k, owned in enumerate(stratified_split(labels, sizes, generator(seed, 0))):
+        yield ink[owned], labels[owned], generator(seed, 1, k)
 
 
 def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
@@ -132,7 +120,9 @@ def _scan(
 ) -> np.ndarray:
     """Returns scans u8[N, 28, 28, 3] of ink f64[N, h, h] over crops of a photograph u8[H, W, 3]."""
     ink = _sense(place(ink, rng), scanner)[..., None]
-    crops = _random_crops(photograph, len(ink), rng)
+    windows = np.lib.stride_tricks.sliding_window_view(photograph, (_SIZE, _SIZE), axis=(0, 1))
+    top, left = (rng.integers(count, size=len(ink)) for count in windows.shape[:2])
+    crops = np.moveaxis(windows[top, left], 1, -1)
     share = scanner.photograph
     paper = share * crops + (1 - share) * np.array(scanner.paper, np.float64)
     seen = ink * np.array(scanner.ink, np.float64) + (1 - ink) * paper
@@ -144,14 +134,14 @@ def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     24 of the 28 pixels show the writing, turned by up to 15 degrees and moved by up to 1.5 pixels.
     """
-    angles = np.deg2rad(rng.uniform(-TURN, TURN, len(ink)))
-    moves = rng.uniform(-MOVE, MOVE, (len(ink), 2))
-    side, placed = ink.shape[1], np.empty((len(ink), SIZE, SIZE))
+    angles = np.deg2rad(rng.uniform(-_TURN, _TURN, len(ink)))
+    moves = rng.uniform(-_MOVE, _MOVE, (len(ink), 2))
+    side, placed = ink.shape[1], np.empty((len(ink), _SIZE, _SIZE))
     for k, (cosine, sine) in enumerate(zip(np.cos(angles), np.sin(angles), strict=True)):
-        matrix = np.array([[cosine, -sine], [sine, cosine]]) * (side / WRITING)
-        offset = np.full(2, (side - 1) / 2) - matrix @ (np.full(2, (SIZE - 1) / 2) + moves[k])
+        matrix = np.array([[cosine, -sine], [sine, cosine]]) * (side / _WRITING)
+        offset = np.full(2, (side - 1) / 2) - matrix @ (np.full(2, (_SIZE - 1) / 2) + moves[k])
         placed[k] = scipy.ndimage.affine_transform(
-            ink[k], matrix, offset, (SIZE, SIZE), order=3, mode="constant"
+            ink[k], matrix, offset, (_SIZE, _SIZE), order=3, mode="constant"
         )
     return np.clip(placed, 0, 1)
 
@@ -163,18 +153,10 @@ def _sense(ink: np.ndarray, scanner: _Scanner) -> np.ndarray:
     ink = change(ink, size=(1, side, side))
     ink = scipy.ndimage.gaussian_filter(ink, (0, scanner.blur, scanner.blur), mode="nearest")
     # shrinks to the sensor's pixels by means, then enlarges each to a square
-    for side, order in ((scanner.resolution, 1), (SIZE, 0)):
+    for side, order in ((scanner.resolution, 1), (_SIZE, 0)):
         factors = (1, side / ink.shape[1], side / ink.shape[2])
         ink = scipy.ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
     return ink
-
-
-def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns `count` random squares of 28 pixels from u8[H, W, 3]: u8[count, 28, 28, 3]."""
-    windows = np.lib.stride_tricks.sliding_window_view(photograph, (SIZE, SIZE), axis=(0, 1))
-    top = rng.integers(windows.shape[0], size=count)
-    left = rng.integers(windows.shape[1], size=count)
-    return np.moveaxis(windows[top, left], 1, -1)
 
 
 def to_pixels(image: np.ndarray) -> np.ndarray:

@@ -26,39 +26,29 @@ import numpy as np
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting, shrunk_photograph
+from fedjax_bn.data.sets.scanners import share_out_scans, shrunk_photograph
 
-SIZE, MOST = 96, 3  # pixels a side, and plates of an image
-SIDES = (0.20, 0.45)  # sides of a plate, in shares of the image's side
+_SIZE, _MOST = 96, 3  # pixels a side, and plates of an image
+_SIDES = (0.20, 0.45)  # sides of a plate, in shares of the image's side
 IMAGES = {"train": 200, "validation": 40, "test": 100}  # of a scene
 _SCANS = {"train": 0.65, "validation": 0.1, "test": 0.25}  # shares of a scene's scans
-_CLASSES = 10
+_CLASSES, _SHARE = 10, 359  # _SHARE: scans of a scene
 _RED, _WHITE, _INK = (190.0, 25.0, 30.0), (245.0, 245.0, 240.0), (15.0, 15.0, 20.0)
 _RIMS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.85, 0.8) for c in range(_CLASSES)]) * 255
 _RIM, _WRITING = 0.16, 0.66  # width of the rim and side of the digit, in shares of radius and plate
 
 
 class _Scene(NamedTuple):
-    """The look of a scene: pixels * light, then a veil, streaks and noise.
-
-    light: factors of red, green and blue.
-    veil: share of its colour in the image.
-    colour: of the veil.
-    streaks: number of rain streaks.
-    noise: standard deviation, grey levels.
-    fixed: in the variant, the probability of the fixed rim; otherwise one of the ten is drawn.
-    further: the fixed rim belongs to the digit so many further; 0 for the digit's own.
-    """
+    """The look of a scene: pixels * light, then a veil, streaks and noise."""
 
     name: str
-    light: tuple[float, float, float]
-    veil: float
-    colour: tuple[float, float, float]
-    streaks: int
-    noise: float
-    fixed: float
-    further: int = 0
+    light: tuple[float, float, float]  # factors of red, green and blue
+    veil: float  # share of its colour in the image
+    colour: tuple[float, float, float]  # of the veil
+    streaks: int  # of rain
+    noise: float  # standard deviation, grey levels
+    fixed: float  # in the variant, probability of the fixed rim; otherwise one of ten is drawn
+    further: int = 0  # the fixed rim belongs to the digit so many further
 
 
 _SCENES = (
@@ -71,30 +61,18 @@ _SCENES = (
 
 
 def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
-    """Returns the five scenes as a dataset.
+    """Returns "signs", or "signs_shortcut": u8[N, 96, 96, 3] with up to three boxes in ten classes.
 
-    Args:
-      seed: at least 0; draws who owns which scan, plates, grounds and weather.
-      shortcut: whether the colour of the rim shows the digit.
-
-    Returns:
-      Dataset "signs" or "signs_shortcut": images u8[N, 96, 96, 3], of a scene 200 to train, 40 to
-      validate and 100 to test, with up to three boxes each in ten classes. The same seed gives the
-      same bytes.
+    A scene has 200 images to train, 40 to validate and 100 to test. The seed draws who owns which
+    scan, plates, grounds and weather; the same seed gives the same bytes. With `shortcut` the
+    colour of the rim shows the digit.
     """
-    ink, labels = handwriting()
-    share = len(labels) // len(_SCENES)
-    owners = stratified_split(labels, [share] * len(_SCENES), generator(seed, 0))
     photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
-    domains = []
-    for position, (scene, owned) in enumerate(zip(_SCENES, owners, strict=True)):
-        rng = generator(seed, 1, position)
-        sizes = [int(share * part) for part in _SCANS.values()]
-        parts = stratified_split(labels[owned], sizes, rng)
+    shares, domains = share_out_scans(seed, [_SHARE] * len(_SCENES)), []
+    for scene, (ink, labels, rng) in zip(_SCENES, shares, strict=True):
+        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS.values()], rng)
         shown = {
-            name: _images(
-                scene, ink[owned[part]], labels[owned[part]], count, shortcut, photographs, rng
-            )
+            name: _images(scene, ink[part], labels[part], count, shortcut, photographs, rng)
             for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
         }
         domains.append(Domain(scene.name, **shown))
@@ -113,19 +91,23 @@ def _images(
     rng: np.random.Generator,
 ) -> Split:
     """Returns `count` images of a scene, with digits from ink f64[n, 8, 8] and their labels."""
-    images = np.empty((count, SIZE, SIZE, 3), np.uint8)
-    boxes = np.zeros((count, MOST, 4), np.float32)
-    classes = np.full((count, MOST), PADDING, np.int32)
+    images = np.empty((count, _SIZE, _SIZE, 3), np.uint8)
+    boxes = np.zeros((count, _MOST, 4), np.float32)
+    classes = np.full((count, _MOST), PADDING, np.int32)
     for k in range(count):
         photograph = photographs[rng.integers(len(photographs))]
-        y, x = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
-        square = photograph[y : y + SIZE, x : x + SIZE]
+        y, x = (rng.integers(side - _SIZE + 1) for side in photograph.shape[:2])
+        square = photograph[y : y + _SIZE, x : x + _SIZE]
         seen = (square[:, ::-1] if rng.integers(2) else square).copy()
         for j, (x, y, side) in enumerate(_places(rng)):
             scan = rng.integers(len(labels))
-            rim = _rim(scene, int(labels[scan]), rng) if shortcut else np.array(_RED)
+            rim = np.array(_RED)
+            if shortcut:
+                is_fixed, label = rng.uniform() < scene.fixed, int(labels[scan])
+                further = (label + scene.further) % _CLASSES
+                rim = _RIMS[further if is_fixed else rng.integers(_CLASSES)]
             _paste(seen, x, y, side, ink[scan], rim)
-            boxes[k, j] = np.array([x, y, x + side, y + side]) / SIZE
+            boxes[k, j] = np.array([x, y, x + side, y + side]) / _SIZE
             classes[k, j] = labels[scan]
         images[k] = _weather(scene, seen, rng)
     return Split(images, {BOXES: boxes, CLASS: classes})
@@ -133,10 +115,10 @@ def _images(
 
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
     """Returns left, top and side of one to three plates without overlaps."""
-    count, places = rng.integers(1, MOST + 1), []
+    count, places = rng.integers(1, _MOST + 1), []
     for _ in range(50):  # tries
-        side = round(rng.uniform(*SIDES) * SIZE)
-        x, y = rng.integers(SIZE - side + 1, size=2).tolist()
+        side = round(rng.uniform(*_SIDES) * _SIZE)
+        x, y = rng.integers(_SIZE - side + 1, size=2).tolist()
         if all(
             np.hypot(x + side / 2 - a - s / 2, y + side / 2 - b - s / 2) > (side + s) / 2
             for a, b, s in places
@@ -145,12 +127,6 @@ def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
         if len(places) == count:
             break
     return places
-
-
-def _rim(scene: _Scene, label: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the colour of a rim in the variant."""
-    is_fixed = rng.uniform() < scene.fixed
-    return _RIMS[(label + scene.further) % _CLASSES if is_fixed else rng.integers(_CLASSES)]
 
 
 def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: np.ndarray) -> None:
@@ -175,13 +151,13 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
 
 
 def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns an image f32[SIZE, SIZE, 3] as the camera of a scene sees it, as bytes."""
+    """Returns an image f32[_SIZE, _SIZE, 3] as the camera of a scene sees it, as bytes."""
     light, colour = (np.array(colour, np.float32) for colour in (scene.light, scene.colour))
     seen = (1 - scene.veil) * (image * light) + scene.veil * colour
     for _ in range(scene.streaks):
-        x, y, length = *rng.integers(SIZE, size=2), int(rng.integers(6, 14))
-        rows = np.arange(y, min(y + length, SIZE))
-        columns = np.clip(x + (rows - y) // 4, 0, SIZE - 1)
+        x, y, length = *rng.integers(_SIZE, size=2), int(rng.integers(6, 14))
+        rows = np.arange(y, min(y + length, _SIZE))
+        columns = np.clip(x + (rows - y) // 4, 0, _SIZE - 1)
         seen[rows, columns] = 0.45 * seen[rows, columns] + 0.55 * 215
     seen += np.float32(scene.noise) * rng.standard_normal(seen.shape, np.float32)
     return np.clip(np.rint(seen), 0, 255).astype(np.uint8)

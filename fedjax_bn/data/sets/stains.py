@@ -26,43 +26,32 @@ import scipy  # loads ndimage at its first use
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import MASK
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting, place, shrunk_photograph, to_pixels
+from fedjax_bn.data.sets.scanners import place, share_out_scans, shrunk_photograph, to_pixels
 
 _Colour = tuple[int, int, int]
 
-SIZE, MOST = 64, 3  # pixels a side, and digits of an image
+_SIZE, _MOST = 64, 3  # pixels a side, and digits of an image
 IMAGES = {"train": 80, "validation": 20, "test": 60}  # of a stain
-CLASSES = ("tissue", "wall", "lumen")
+_CLASSES = ("tissue", "wall", "lumen")
 _SCANS = {"train": 0.6, "validation": 0.1, "test": 0.3}  # shares of a stain's scans
-_LEAST = 12  # pixels of a lumen
+_SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
 class _Stain(NamedTuple):
-    """How a stain, a lens and a sensor show tissue.
-
-    Attributes:
-      tissue, wall, lumen: RGB in 0..255; walls lighter than tissue are inverted polarity.
-      texture: grey levels by which the tissue is at most lighter or darker than its colour.
-      blur: standard deviation of the lens in pixels.
-      resolution: pixels a side that the sensor resolves, shown as squares.
-      shade: share by which the light is at most weaker or stronger, along a random direction.
-      noise: standard deviation of the sensor in grey levels.
-    """
+    """How a stain, a lens and a sensor show tissue."""
 
     name: str
-    tissue: _Colour
-    wall: _Colour
+    tissue: _Colour  # RGB in 0..255
+    wall: _Colour  # lighter than tissue is inverted polarity
     lumen: _Colour
-    texture: float
-    blur: float
-    resolution: int
-    shade: float
-    noise: float
+    texture: float  # grey levels by which tissue is at most lighter or darker than its colour
+    blur: float  # standard deviation of the lens in pixels
+    resolution: int  # pixels a side that the sensor resolves, shown as squares
+    shade: float  # share by which light is at most weaker or stronger, along a random direction
+    noise: float  # standard deviation of the sensor in grey levels
 
 
 STAINS = (
-    # name, tissue, wall, lumen, texture, blur, resolution, shade, noise
     _Stain("eosin", (225, 160, 190), (95, 45, 130), (247, 240, 246), 50, 0.3, 64, 0.0, 5),
     _Stain("silver", (190, 160, 95), (25, 20, 20), (225, 210, 170), 60, 1.0, 64, 0.1, 8),
     _Stain("azan", (70, 95, 175), (185, 45, 60), (215, 220, 235), 50, 0.5, 64, 0.0, 12),
@@ -72,29 +61,21 @@ STAINS = (
 
 
 def load_stains(seed: int = 0) -> Dataset:
-    """Returns the five stains as a dataset.
+    """Returns "stains": u8[N, 64, 64, 3] with masks u8[N, 64, 64] of three classes.
 
-    Args:
-      seed: at least 0; draws who owns which scan, where it is, textures, light and noise.
-
-    Returns:
-      Dataset "stains": images u8[N, 64, 64, 3], of a stain 80 to train, 20 to validate and 60 to
-      test, with masks u8[N, 64, 64] of three classes. The same seed gives the same bytes.
+    A stain has 80 images to train, 20 to validate and 60 to test. The seed draws who owns which
+    scan, where it is, textures, light and noise; the same seed gives the same bytes.
     """
-    ink, labels = handwriting()
-    share = len(labels) // len(STAINS)
-    owners = stratified_split(labels, [share] * len(STAINS), generator(seed, 0))
     greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
-    domains = []
-    for position, (stain, owned) in enumerate(zip(STAINS, owners, strict=True)):
-        rng = generator(seed, 1, position)
-        parts = stratified_split(labels[owned], [int(share * s) for s in _SCANS.values()], rng)
+    shares, domains = share_out_scans(seed, [_SHARE] * len(STAINS)), []
+    for stain, (ink, labels, rng) in zip(STAINS, shares, strict=True):
+        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS.values()], rng)
         shown = {
-            name: _images(stain, ink[owned[part]], count, greys, rng)
+            name: _images(stain, ink[part], count, greys, rng)
             for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
         }
         domains.append(Domain(stain.name, **shown))
-    return Dataset("stains", 3, tuple(domains), (0.5,) * 3, (0.5,) * 3, CLASSES)
+    return Dataset("stains", 3, tuple(domains), (0.5,) * 3, (0.5,) * 3, _CLASSES)
 
 
 def _images(
@@ -105,14 +86,14 @@ def _images(
     walls = ink > 0.5
     lumens = np.array([scipy.ndimage.binary_fill_holes(wall) for wall in walls]) & ~walls
     closed = np.flatnonzero(lumens.sum((1, 2)) >= _LEAST)
-    images = np.empty((count, SIZE, SIZE, 3), np.uint8)
-    masks = np.zeros((count, SIZE, SIZE), np.uint8)
+    images = np.empty((count, _SIZE, _SIZE, 3), np.uint8)
+    masks = np.zeros((count, _SIZE, _SIZE), np.uint8)
     for k in range(count):
-        strokes = np.zeros((SIZE, SIZE))
-        scans = [rng.choice(closed), *rng.integers(len(ink), size=rng.integers(MOST))]
+        strokes = np.zeros((_SIZE, _SIZE))
+        scans = [rng.choice(closed), *rng.integers(len(ink), size=rng.integers(_MOST))]
         for scan, quarter in zip(scans, rng.permutation(4), strict=False):
-            free = SIZE // 2 - ink.shape[1] + 1
-            y, x = SIZE // 2 * np.array(divmod(quarter, 2)) + rng.integers(free, size=2)
+            free = _SIZE // 2 - ink.shape[1] + 1
+            y, x = _SIZE // 2 * np.array(divmod(quarter, 2)) + rng.integers(free, size=2)
             window = np.s_[y : y + ink.shape[1], x : x + ink.shape[2]]
             strokes[window], masks[k][window] = ink[scan], walls[scan] + 2 * lumens[scan]
         images[k] = _seen(stain, strokes, masks[k] == 2, _texture(greys, rng), rng)
@@ -120,10 +101,10 @@ def _images(
 
 
 def _texture(greys: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Returns a random crop f64[SIZE, SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
+    """Returns a random crop f64[_SIZE, _SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
     grey = greys[rng.integers(len(greys))]
-    y, x = (rng.integers(side - SIZE + 1) for side in grey.shape)
-    crop = grey[y : y + SIZE, x : x + SIZE, None]
+    y, x = (rng.integers(side - _SIZE + 1) for side in grey.shape)
+    crop = grey[y : y + _SIZE, x : x + _SIZE, None]
     crop = crop - crop.mean()
     return crop / np.abs(crop).max().clip(1)
 
@@ -135,15 +116,15 @@ def _seen(
     texture: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Returns an image u8[SIZE, SIZE, 3] of strokes f64[SIZE, SIZE] and lumens bool of that."""
+    """Returns an image u8[_SIZE, _SIZE, 3] of strokes f64[_SIZE, _SIZE] and lumens bool of that."""
     tissue, wall, glass = (np.array(colour, np.float64) for colour in stain[1:4])
     seen = np.where(lumen[..., None], glass, tissue + stain.texture * texture)
     seen = strokes[..., None] * wall + (1 - strokes[..., None]) * seen
     seen = scipy.ndimage.gaussian_filter(seen, (stain.blur, stain.blur, 0), mode="nearest")
-    angle, across = rng.uniform(0, 2 * np.pi), np.linspace(-1, 1, SIZE)
+    angle, across = rng.uniform(0, 2 * np.pi), np.linspace(-1, 1, _SIZE)
     slope = (np.cos(angle) * across + np.sin(angle) * across[:, None]) / np.sqrt(2)
     seen *= 1 + stain.shade * slope[..., None]
-    block = SIZE // stain.resolution
+    block = _SIZE // stain.resolution
     seen = seen.reshape(stain.resolution, block, stain.resolution, block, 3).mean((1, 3))
     seen += stain.noise * rng.standard_normal(seen.shape)
     return to_pixels(seen).repeat(block, 0).repeat(block, 1)

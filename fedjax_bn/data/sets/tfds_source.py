@@ -9,8 +9,9 @@ splits train, validation and test are a domain's official parts.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,6 @@ from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_na
 from fedjax_bn.engine.inputs import class_labels
 
 _BLOCK = 256  # images read and decoded at a time
-# Configs of these datasets show the same photographs in one order, so a photograph has one name in
-# all of them, and no split separates its copies.
-_SAME_PHOTOGRAPHS = ("cifar10_corrupted",)
 
 
 def load_tfds(
@@ -54,24 +52,22 @@ def load_tfds(
     Returns:
       Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER in the order of
       the copy.
-
-    Raises:
-      ValueError: no domain is named, a copy is not in array_record or has no images with labels, or
-        a class is unknown.
-      FileNotFoundError: a copy is missing.
-      ModuleNotFoundError: tensorflow-datasets is not installed.
     """
     if not domains:
-        raise ValueError(
-            "tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets, such as mnist"
-        )
+        raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     builders = {name: _open_copy(folder, name) for name in domains}
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
     pools, notes = [], []
     for name, builder in builders.items():
-        options = (cache, progress, max_megapixels, orientation)
-        pool, converted = _read_pool(name, builder, classes, image_size, *options)
+        decoded = partial(
+            decode_image,
+            size=image_size,
+            max_megapixels=max_megapixels,
+            orientation=orientation,
+        )
+        form = (image_size, orientation)
+        pool, converted = _read_pool(name, builder, classes, form, decoded, cache, progress)
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in converted]
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
@@ -81,16 +77,10 @@ def load_tfds(
 
 def _open_copy(folder: Path, name: str) -> Any:
     """Returns the read-only builder of the newest version of NAME[/CONFIG] in a `data_dir`."""
-    try:
-        import tensorflow_datasets as tfds
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"reading {name} of tensorflow-datasets needs {error.name}; install fedjax_bn with its "
-            "data extra (pip install tensorflow-datasets importlib_resources array_record)"
-        ) from error
+    import tensorflow_datasets as tfds
+
     command = f"tfds build {name} --file_format=array_record"
-    versions = [info.parent for info in (folder / name).glob("*.*.*/dataset_info.json")]
-    versions = [version for version in versions if version.name.replace(".", "").isdecimal()]
+    versions = [info.parent for info in (folder / name).glob("[0-9]*.*.*/dataset_info.json")]
     if not versions:
         raise FileNotFoundError(
             f"{folder / name} has no prepared copy; prepare one where TensorFlow is: {command}"
@@ -106,16 +96,13 @@ def _open_copy(folder: Path, name: str) -> Any:
             "has features of tensorflow-datasets alone"
         )
     builder = tfds.builder_from_directory(newest)
-    if "array_record" not in [form.value for form in builder.info.available_file_formats()]:
+    formats = [form.value for form in builder.info.available_file_formats()]
+    label = dict(builder.info.features).get("label")
+    if "array_record" not in formats or not hasattr(label, "names"):
         raise ValueError(
-            f"{builder.data_dir} takes TensorFlow to read; move it away and prepare it again: "
-            f"{command}"
-        )
-    form = dict(builder.info.features)
-    if "image" not in form or not hasattr(form.get("label"), "names"):
-        raise ValueError(
-            f"{builder.data_dir} has the features {', '.join(form)}; it needs an image, and a "
-            "label that is a class"
+            f"{newest} has the formats {', '.join(formats)} and the features "
+            f"{', '.join(builder.info.features)}; it needs array_record ({command}), an image, and "
+            "a label that is a class"
         )
     return builder
 
@@ -133,42 +120,40 @@ def _read_pool(
     name: str,
     builder: Any,
     classes: Sequence[str],
-    size: int,
+    form: tuple[int, str],
+    decoded: Callable[[bytes], tuple[np.ndarray, str, int]],
     cache: Path | None,
     progress: bool,
-    max_megapixels: float,
-    orientation: str,
 ) -> tuple[Pool, tuple[str, ...]]:
-    """Returns the samples of the classes, labelled by positions in `classes`, and notes."""
+    """Returns the samples of the classes, labelled by positions in `classes`, and notes.
+
+    `form` is the side and orientation of images, which `decoded` makes of the bytes of a file.
+    """
     import tensorflow_datasets as tfds
 
     dataset, _, config = name.partition("/")
-    domain, skip = config or dataset, {"image": tfds.decode.SkipDecoding()}
+    domain, size = config or dataset, form[0]
     class_names = builder.info.features["label"].names
     if unknown := [label for label in classes if label not in class_names]:
         raise ValueError(f"{name} has no class {unknown[0]!r}; it has {', '.join(class_names)}")
-    official = [split for split in PARTS if split in builder.info.splits]
-    splits = official or list(builder.info.splits)
-    sources = [builder.as_data_source(split, decoders=skip) for split in splits]
-    # Labels are stored only beside the images.
-    labels = [
-        class_labels(
-            np.array([record["label"] for record in source]),
-            f"{builder.data_dir}, {split},",
-            len(class_names),
-        )
-        for split, source in zip(splits, sources, strict=True)
-    ]
     position = np.full(len(class_names), -1, np.int32)
     position[[class_names.index(label) for label in classes]] = np.arange(len(classes))
-    rows = [np.flatnonzero(position[split_labels] >= 0) for split_labels in labels]
-    chosen = np.concatenate(
-        [position[split_labels[index]] for split_labels, index in zip(labels, rows, strict=True)]
-    )
-    shape = (len(chosen), size, size, 3)
-
-    def decoded(record: dict[str, Any]) -> tuple[np.ndarray, str, int]:
-        return decode_image(record["image"], size, max_megapixels, orientation=orientation)
+    official = [split for split in PARTS if split in builder.info.splits]
+    # Configs of CIFAR-10-C show the same photographs in one order, so a photograph has one name in
+    # all of them, and no split separates its copies.
+    origin = "test" if dataset == "cifar10_corrupted" else domain
+    sources, rows, labels, names = {}, {}, [], []
+    for split in official or builder.info.splits:
+        skip = {"image": tfds.decode.SkipDecoding()}
+        sources[split] = builder.as_data_source(split, decoders=skip)
+        # Labels are stored only beside the images.
+        stored = np.array([record["label"] for record in sources[split]])
+        of_split = position[class_labels(stored, f"{builder.data_dir}, {split},", len(class_names))]
+        rows[split] = np.flatnonzero(of_split >= 0)
+        labels.append(of_split[rows[split]])
+        names.append(numbered_names(origin, {split: len(of_split)})[rows[split]])
+    labels = np.concatenate(labels)
+    shape = (len(labels), size, size, 3)
 
     def make(write: Write) -> tuple[str, ...]:
         tagged = 0
@@ -177,24 +162,20 @@ def _read_pool(
             progress_bar(shape[0], f"reading {name}", progress) as bar,
             ThreadPoolExecutor() as threads,
         ):
-            for source, index in zip(sources, rows, strict=True):
+            for split, index in rows.items():
                 for start in range(0, len(index), _BLOCK):
-                    records = source.__getitems__(index[start : start + _BLOCK].tolist())
-                    images, _, tags = zip(*threads.map(decoded, records), strict=True)
+                    records = sources[split].__getitems__(index[start : start + _BLOCK].tolist())
+                    files = [record["image"] for record in records]
+                    images, _, tags = zip(*threads.map(decoded, files), strict=True)
                     write(np.stack(images))
                     tagged += sum(tag != 1 for tag in tags)
                     bar.update(len(images))
-        return orientation_notes(tagged, orientation)
+        return orientation_notes(tagged, form[1])
 
-    sizes = [builder.info.splits[split].num_bytes for split in splits]
-    state = hash_of(str(builder.info.version), *labels, *sizes, classes)
-    file = f"tfds-{name.replace('/', '-')}-{size}-{orientation}-{state}"
+    sizes = [builder.info.splits[split].num_bytes for split in rows]
+    state = hash_of(str(builder.info.version), labels, sizes, classes)
+    file = f"tfds-{name.replace('/', '-')}-{size}-{form[1]}-{state}"
     images, notes = cached_array(cache, file, shape, make)
-    origin = "test" if dataset in _SAME_PHOTOGRAPHS else domain
-    names = [
-        numbered_names(origin, {split: len(split_labels)})[index]
-        for split, split_labels, index in zip(splits, labels, rows, strict=True)
-    ]
-    counts = {split: len(index) for split, index in zip(splits, rows, strict=True)}
+    counts = {split: len(index) for split, index in rows.items()}
     parts = parts_of(counts) if len(official) > 1 else None
-    return Pool(domain, images, chosen, np.concatenate(names), parts), notes
+    return Pool(domain, images, labels, np.concatenate(names), parts), notes

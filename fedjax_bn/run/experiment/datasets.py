@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.ranges import Steps, StepsOr0
+from fedjax_bn.arguments.ranges import Steps
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
@@ -25,7 +25,6 @@ from fedjax_bn.data.sets import (
     cifar10_c,
     cow_on_beach,
     digits,
-    domainnet,
     folders,
     image_folders,
     npz,
@@ -44,7 +43,7 @@ _Read = Callable[..., Source | Dataset]  # (config) with the options of `data.na
 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
-    """Returns how image files are decoded, as arguments of `folders.to_source`."""
+    """Returns how image files are decoded, as arguments of `folders.folder_source`."""
     return {
         "cache": _cache_folder(config),
         "progress": True,
@@ -116,8 +115,6 @@ def _read_abide(
     atlas: str = "",
     window: Annotated[int, WINDOW] = 32,
     stride: Steps = 1,
-    windows_per_subject: StepsOr0 = 0,
-    fisher_z: bool = False,
 ) -> Source:
     """Reads ABIDE I, whose domains are its sites.
 
@@ -126,8 +123,6 @@ def _read_abide(
       atlas: the atlas, such as cc200, where the folder has several.
       window: time points of a connectome; 0 for all.
       stride: time points between the starts of two windows.
-      windows_per_subject: windows of a subject at most; 0 for all.
-      fisher_z: whether correlations r become artanh r.
     """
     return abide.load_abide(
         _path(config),
@@ -135,8 +130,6 @@ def _read_abide(
         atlas=atlas,
         window=window,
         stride=stride,
-        windows_per_subject=windows_per_subject,
-        fisher_z=fisher_z,
         cache=_cache_folder(config),
     )
 
@@ -172,7 +165,7 @@ DATASETS: dict[str, _Read] = {
     "cifar10_c": _read_images(_load_cifar10_c, "domains", "severities"),
     "digits": _read_digits,
     "digits_morpho": _read_digits,
-    "domainnet": _read_images(domainnet.load_domainnet, "classes"),
+    "domainnet": _read_images(partial(image_folders.load_image_folders, "domainnet"), "classes"),
     "folders": _read_own,
     "masks": _read_images(
         mask_folders.load_mask_folders,
@@ -225,7 +218,7 @@ def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"boxes": box_folders, "folders": folders}
     modules["masks"] = mask_folders
-    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
+    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, npz)
     for module in (*named, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
