@@ -8,7 +8,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.data.pixels.randaug import OPERATIONS, randaug
+from fedjax_bn.data.pixels.augment import OPERATIONS, randaug
 from fedjax_bn.run.experiment import build as experiment
 
 KEY = jax.random.key(0)
@@ -100,7 +100,7 @@ def test_every_image_of_a_batch_has_operations_of_its_own():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="magnitude=31"):
         randaug(magnitude=31)
-    with pytest.raises(ValueError, match="randaug"):
+    with pytest.raises(ValueError, match="u8"):
         randaug()(KEY, jnp.zeros((2, 8, 8, 3)))
 
 

@@ -22,7 +22,6 @@ from fedjax_bn.data.pixels.raster import (
     UPRIGHT,
     open_raster,
     orientation_of,
-    read_image,
     turned_by_pillow,
 )
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source
@@ -209,7 +208,7 @@ def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarra
     orientation, limit = squares.orientation, squares.max_megapixels
 
     def frame(file: Path) -> tuple[int, int, int]:
-        image = open_raster(read_image(file, limit), limit)
+        image = open_raster(file.read_bytes(), limit)
         tag, (width, height) = orientation_of(image), image.size
         if not turned_by_pillow(image):
             if orientation == STORED:
