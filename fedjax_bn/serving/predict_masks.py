@@ -22,11 +22,9 @@ import numpy as np
 
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.masks.assemble import TILES
-from fedjax_bn.data.masks.scans import save_mask, shape_of, slices_of, uncropped
-from fedjax_bn.data.masks.volumes import Slices
-from fedjax_bn.data.pixels.decode import relative_names, resized
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_image, read_image
-from fedjax_bn.data.pixels.tiles import cut, put_together
+from fedjax_bn.data.masks.volumes import Slices, save_mask, shape_of, slices_of, uncropped
+from fedjax_bn.data.pixels.decode import cut, put_together, relative_names, resized
+from fedjax_bn.data.pixels.raster import open_image
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.serving import Predictor
 from fedjax_bn.serving.folder import About, new_folder
@@ -69,7 +67,7 @@ def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
     def samples() -> Iterator[np.ndarray]:
         for file, name in zip(files, relative_names(files, root), strict=True):
             with corruption_named(file):
-                content = read_image(file, MEGAPIXELS)
+                content = file.read_bytes()
                 image = np.asarray(open_image(content, orientation=about.orientation)[0])
             target = PurePosixPath(name).with_suffix(".png")
             tiles = _samples_of(image, about)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from fedjax_bn.data.pixels.randaug import OPERATIONS, randaug
+from fedjax_bn.data.pixels.augment import OPERATIONS, randaug
 
 KEY = jax.random.key(0)
 STRENGTHS = (0.3, -0.3, 1.0, -0.85)

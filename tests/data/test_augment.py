@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance
 from scipy import stats
 from sklearn.datasets import load_sample_images
 
@@ -16,7 +16,7 @@ from fedjax_bn.data.pixels import augment
 from fedjax_bn.engine.images import standardize
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
-BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]
+BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (60, 80, 7, 5, 16)]
 crop_and_resize = jax.jit(augment.crop_and_resize, static_argnums=5)
 rotate = jax.jit(augment.rotate)
 shift_hue = jax.jit(augment.shift_hue)
@@ -46,49 +46,32 @@ def assert_uniform(values, low, high):
     assert stats.kstest(values, stats.uniform(low, high - low).cdf).pvalue > 0.01
 
 
-# Operations with given parameters
-
-
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("box", BOXES)
-def test_crop_and_resize_equals_pillow_in_floats(box):
+def test_crop_and_resize_equals_pillow_in_floats_and_within_a_level_in_bytes(box):
     top, left, high, wide, size = box
     for photograph in PHOTOGRAPHS:
-        ours = crop_and_resize(pixels(photograph), *box)
+        cut = Image.fromarray(photograph).crop((left, top, left + wide, top + high))
+        theirs = np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR), float)
+        single = levels(crop_and_resize(jnp.asarray(photograph, jnp.float32) / 255, *box))
+        assert np.abs(single - theirs).max() <= 1.01  # Pillow rounds twice
+        assert np.abs(single - theirs).mean() < 0.4
+        with jax.enable_x64(True):
+            double = levels(crop_and_resize(pixels(photograph), *box))
         for channel in range(3):
             plane = Image.fromarray(photograph[..., channel].astype(np.float32))
             plane = plane.crop((left, top, left + wide, top + high))
             theirs = plane.resize((size, size), Image.Resampling.BILINEAR)
-            np.testing.assert_allclose(levels(ours[..., channel]), theirs, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("box", BOXES)
-def test_crop_and_resize_in_float32_is_within_a_level_of_pillow_in_bytes(box):
-    top, left, high, wide, size = box
-    for photograph in PHOTOGRAPHS:
-        image = jnp.asarray(photograph, jnp.float32) / 255
-        ours = levels(crop_and_resize(image, *box))
-        cut = Image.fromarray(photograph).crop((left, top, left + wide, top + high))
-        theirs = np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR), float)
-        assert np.abs(ours - theirs).max() <= 1.01  # Pillow rounds twice
-        assert np.abs(ours - theirs).mean() < 0.4
+            np.testing.assert_allclose(double[..., channel], theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("angle", [-30.0, -17.31, 0.0, 0.4, 29.99, 90.0, 151.5])
-def test_rotation_equals_pillow_bit_by_bit(angle):
+@pytest.mark.parametrize("angle", [-30.0, -17.31, 0.0, 0.4, 90.0, 151.5])
+def test_rotation_equals_pillow_bit_by_bit_and_in_float32_but_for_few_pixels(angle):
     for photograph in PHOTOGRAPHS:
-        theirs = Image.fromarray(photograph).rotate(angle)
-        ours = rotate(jnp.asarray(photograph), angle)
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_rotation_in_float32_differs_from_pillow_in_few_pixels():
-    image = jnp.asarray(PHOTOGRAPHS[0])
-    for angle in (-29.3, 11.7, 24.9):
-        ours = rotate(image, jnp.float32(angle))
-        theirs = np.asarray(Image.fromarray(PHOTOGRAPHS[0]).rotate(angle))
-        assert (np.asarray(ours) != theirs).any(-1).mean() < 1e-3
+        theirs, image = Image.fromarray(photograph).rotate(angle), jnp.asarray(photograph)
+        np.testing.assert_array_equal(rotate(image, angle), theirs)
+        single = np.asarray(rotate(image, jnp.float32(angle)))
+        assert (single != np.asarray(theirs)).any(-1).mean() < 1e-3
 
 
 @pytest.mark.parametrize("which", range(3), ids=("brightness", "contrast", "saturation"))
@@ -104,7 +87,7 @@ def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(which)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("turns", [-0.5, -0.3, 0.0, 0.1, 1 / 3, 0.5])
+@pytest.mark.parametrize("turns", [-0.5, -0.3, 0.0, 0.1, 1 / 3])
 def test_hue_equals_the_standard_librarys(turns):
     photograph = PHOTOGRAPHS[1][::7, ::5]
     special = np.array([[[0, 0, 0], [255, 255, 255], [9, 9, 9], [255, 0, 0], [0, 200, 200]]])
@@ -130,40 +113,13 @@ def test_jitter_applies_the_four_changes_in_every_given_order():
         return np.clip(factors[which] * image + (1 - factors[which]) * other, 0, 1)
 
     orders = np.array(list(permutations(range(4))), np.int32)
-    given = map(jnp.asarray, (image, factors, turns))
-    ours = jax.jit(jax.vmap(partial(augment.jitter, *given)))(orders)
+    arguments = map(jnp.asarray, (image, factors, turns))
+    ours = jax.jit(jax.vmap(partial(augment.jitter, *arguments)))(orders)
     for order, result in zip(orders, ours, strict=True):
         expected = image
         for which in order:
             expected = changed(expected, which)
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
-
-
-def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
-    folders = sorted(folder for folder in (shared / "data/pacs").glob("*/*") if folder.is_dir())
-    files = [min(folder.glob("*.jpg")) for folder in folders if folder.parent.name != "splits"]
-    assert len({file.parent.parent for file in files}) == 4
-    top, left, high, wide = 9, 4, 113, 120
-
-    @jax.jit
-    def chain(image):
-        image = augment.crop_and_resize(image, top, left, high, wide, 96)
-        image = augment.random_flip(jax.random.key(0), image, 1.0)
-        order = jnp.array([1, 2, 0])  # contrast, saturation, brightness
-        return augment.jitter(image, jnp.array([0.9, 0.8, 1.2]), 0.0, order)
-
-    for file in files:
-        theirs = Image.open(file).convert("RGB")
-        ours = levels(chain(jnp.asarray(np.asarray(theirs), jnp.float32) / 255))
-        theirs = theirs.crop((left, top, left + wide, top + high))
-        theirs = ImageOps.mirror(theirs.resize((96, 96), Image.Resampling.BILINEAR))
-        theirs = ImageEnhance.Color(ImageEnhance.Contrast(theirs).enhance(0.8)).enhance(1.2)
-        theirs = np.asarray(ImageEnhance.Brightness(theirs).enhance(0.9), float)
-        assert np.abs(ours - theirs).mean() < 1.5
-        assert np.abs(ours - theirs).max() < 5
-
-
-# Random choices
 
 
 def boxes(count, height, width, scale, ratio):
@@ -192,28 +148,16 @@ def test_where_no_box_fits_it_is_the_largest_in_the_middle(height, width, expect
         assert (box == value).all()
 
 
-FLIP, GREY = (
-    jax.jit(jax.vmap(change, (0, None, None)))
-    for change in (augment.random_flip, augment.random_grey)
-)
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
-def test_flip_and_grey_happen_as_often_as_asked(probability):
-    image = jnp.array([[[0.1, 0.2, 0.9], [0.5, 0.3, 0.2]]])
-    flipped = np.asarray(FLIP(keys(3000), image, probability))[:, 0, 0, 0] > 0.3
-    greyed = np.ptp(GREY(keys(3000), image, probability), -1)[:, 0, 0] < 1e-6
-    for happened in (flipped, greyed):
-        assert stats.binomtest(int(happened.sum()), len(happened), probability).pvalue > 0.01
-
-
-def test_angles_are_uniform_within_the_range():
+def test_office_mirrors_half_of_the_images_and_turns_them_by_angles_uniform_in_the_range():
     side = 121
-    place = np.stack(np.meshgrid(np.arange(side), np.arange(side)), axis=-1) - side // 2
-    turn = jax.jit(jax.vmap(partial(augment.random_rotation, degrees=30.0), (0, None)))
-    # Where the pixel that is now right of the centre came from.
-    x, y = np.asarray(turn(keys(300), jnp.asarray(place, float)))[:, side // 2, side - 3].T
-    assert_uniform(np.rad2deg(np.arctan2(y, x)), -30.5, 30.5)  # nearest pixels: half a degree
+    # Each pixel is its own place, so that a result tells where its pixels came from.
+    place = np.stack([*np.meshgrid(np.arange(side), np.arange(side)), np.zeros((side, side))], -1)
+    images = jnp.broadcast_to(jnp.asarray(place, jnp.uint8), (600, side, side, 3))
+    turned = np.asarray(jax.jit(augment.office())(jax.random.key(0), images), int) - side // 2
+    x, y = turned[:, side // 2, side - 3, :2].T
+    mirrored = x < 0
+    assert stats.binomtest(int(mirrored.sum()), len(mirrored)).pvalue > 0.01
+    assert_uniform(np.rad2deg(np.arctan2(y, abs(x))), -30.5, 30.5)  # nearest pixels: half a degree
 
 
 def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart():
@@ -243,8 +187,7 @@ def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart():
 
 # Whole augmentations
 
-AUGMENTATIONS = {"domainbed": augment.domainbed(48), "office": augment.office()}
-RUN = {name: jax.jit(run) for name, run in AUGMENTATIONS.items()}
+RUN = {"domainbed": jax.jit(augment.domainbed(48)), "office": jax.jit(augment.office())}
 
 
 @pytest.fixture(scope="module")
@@ -252,38 +195,19 @@ def batch():
     return jnp.asarray(np.stack([p[i : i + 64, i : i + 64] for p in PHOTOGRAPHS for i in (0, 80)]))
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_a_key_decides_every_bit_and_each_sample_has_its_own(name, batch):
+@pytest.mark.parametrize("name", RUN)
+def test_a_key_decides_every_bit_and_a_sample_does_not_depend_on_the_others(name, batch):
     run = RUN[name]
-    first = run(jax.random.key(3), batch)
-    assert first.dtype == jnp.uint8
-    np.testing.assert_array_equal(first, run(jax.random.key(3), batch))
-    assert (np.asarray(first) != run(jax.random.key(4), batch)).mean() > 0.3
+    first = np.asarray(run(jax.random.key(3), batch))
+    assert first.dtype == np.uint8
+    assert (first != np.asarray(run(jax.random.key(4), batch))).mean() > 0.3
+    again = run(jax.random.key(3), batch.at[0].set(7).at[3].set(200))
+    np.testing.assert_array_equal(again[1:3], first[1:3])
+    if name == "office":  # as every transform; another shape is another compilation
+        np.testing.assert_array_equal(run(jax.random.key(3), batch[:3]), first[:3])
     results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
     for i, j in zip(*np.triu_indices(4, 1), strict=True):
         assert (results[i] != results[j]).mean() > 0.3
-
-
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_a_sample_does_not_depend_on_the_others_of_its_batch(name, batch):
-    run, key = RUN[name], jax.random.key(0)
-    whole = run(key, batch)
-    np.testing.assert_array_equal(run(key, batch.at[0].set(7).at[3].set(200))[1:3], whole[1:3])
-    if name == "office":  # as every transform; another shape is another compilation
-        np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_clients_under_vmap_and_one_by_one_get_the_same_bits(batch):
-    run = augment.compose(
-        partial(augment.random_rotation, degrees=20),
-        partial(augment.random_jitter, spread=(0.3,) * 4),
-    )
-    args = keys(2), jnp.stack([batch, batch[::-1]])
-    together = jax.jit(jax.vmap(run))(*args)
-    one_by_one = jax.jit(lambda args: jax.lax.map(lambda client: run(*client), args))(args)
-    np.testing.assert_array_equal(together, one_by_one)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -310,7 +234,8 @@ def trace(run, shape, dtype=jnp.uint8):
     [
         (lambda: augment.domainbed(0), "size=0"),
         (lambda: trace(augment.office(), (2, 9), jnp.float32), "not images"),
-        (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "colour need .* 3 channels"),
+        (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "3 channels"),
+        (lambda: trace(augment.randaug(), (2, 9, 9, 1)), "3 channels"),
     ],
 )
 def test_what_cannot_be_is_an_error_that_names_it(call, message):

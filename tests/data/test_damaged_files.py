@@ -12,9 +12,8 @@ from PIL import Image
 
 import runs
 import scans
-from fedjax_bn.data.masks.scans import slices_of
-from fedjax_bn.data.masks.values import open_mask
-from fedjax_bn.data.masks.volumes import Slices
+from fedjax_bn.data.masks.assemble import open_mask
+from fedjax_bn.data.masks.volumes import Slices, slices_of
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.run.experiment.datasets import DATASETS
 

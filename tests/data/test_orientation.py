@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -113,8 +112,8 @@ def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored
     for orientation, corners in (("upright", {255}), ("stored", {0, 255})):
         config.data.orientation = orientation
         source = DATASETS["folders"](config)
-        found = {int(one[0, 0, 0]) // 250 * 255 for pool in source.pools for one in pool.images}
-        assert found == corners
+        images = np.concatenate([pool.images for pool in source.pools])
+        assert set(images[:, 0, 0, 0] // 250 * 255) == corners
         assert any(note.endswith("EXIF orientation: 14") for note in source.notes)
         assert DATASETS["folders"](config).notes == source.notes  # from the cache
         assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
@@ -187,19 +186,11 @@ def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
         assert grey_in_box(load_boxes(tmp_path / form, **how).pools[0], 80) > 250
 
 
-def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
-    for domain in "ab":
-        for name, grey in (("cat", 40), ("dog", 200)):
-            frames = [Image.new("L", (8, 8), grey), Image.new("L", (8, 8), 0)]
-            (tmp_path / domain / name).mkdir(parents=True)
-            frames[0].save(
-                tmp_path / domain / name / "1.gif", save_all=True, append_images=frames[1:]
-            )
-    config = runs.config(
-        data__name="folders", data__path=str(tmp_path), data__cache="", data__image_size=8
-    )
-    source = DATASETS["folders"](config)
-    assert [one.max() for pool in source.pools for one in pool.images] == [40, 200, 40, 200]
+def test_of_a_gif_the_first_frame_counts():
+    content = io.BytesIO()
+    frames = [Image.new("L", (8, 8), grey) for grey in (40, 0)]
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
+    assert decode_image(content.getvalue(), 8)[0].max() == 40
 
 
 @pytest.fixture(scope="module")
@@ -256,16 +247,3 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
     (as_stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
     rows = predicted(as_stored, tmp_path / "tagged", capsys)
     assert [row[2:] for row in rows] == plain
-
-
-def test_predict_names_images_whose_names_are_no_text(served, tmp_path, capsys):
-    place = os.fsencode(tmp_path) + b"/in"
-    os.mkdir(place)
-    for name in (b"caf\xe9.png", "né.png".encode()):
-        with open(place + b"/" + name, "wb") as file:
-            Image.new("RGB", (8, 8)).save(file, "PNG")
-    out = tmp_path / "out.csv"
-    given = ("--model", str(served), "--data", str(tmp_path / "in"), "--out", str(out))
-    assert runs.command("predict", *given) == 0
-    names = [row[0] for row in csv.reader(io.StringIO(out.read_text("utf-8")))]
-    assert names == ["image", "caf\\udce9.png", "né.png"]

@@ -122,7 +122,7 @@ def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
     split = numbered(np.arange(400) % 4)
 
     def sizes(partition: str) -> list[int]:
-        clients = dealt(split, 20, 1, partition=partition, alpha=0.05)
+        clients = dealt(split, 20, 1, partition=f"{partition}:alpha=0.05")
         return sorted(len(client.labels) for client in clients)
 
     assert sizes("dirichlet") == sizes("dirichlet:smallest=10")
@@ -131,7 +131,7 @@ def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
 
 def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
     labels = np.repeat([0, 1], 10_000)
-    clients = dealt(numbered(labels), 5, 3, partition="dirichlet", alpha=5.0)
+    clients = dealt(numbered(labels), 5, 3, partition="dirichlet:alpha=5.0")
     counts = np.array([np.bincount(client.labels, minlength=2) for client in clients]).T
     rng = generator(3)
     draws = np.stack([rng.dirichlet(np.full(5, 5.0)) for _ in range(2)])

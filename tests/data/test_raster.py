@@ -8,7 +8,7 @@ from PIL import EpsImagePlugin, Image
 
 import fedjax_bn.run.experiment.datasets as datasets
 from fedjax_bn.data.pixels.decode import decode, decode_image
-from fedjax_bn.data.pixels.raster import FORMATS, open_raster, to_rgb
+from fedjax_bn.data.pixels.raster import FORMATS, open_image, open_raster
 from fedjax_bn.run.config.keys import base
 
 GREY = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
@@ -43,19 +43,11 @@ def test_postscript_starts_no_program(tmp_path, monkeypatch):
     assert not started
 
 
-@pytest.mark.parametrize("kind", ["PDF", "ICO", "PCX", "SGI", "TGA", "SPIDER"])
+@pytest.mark.parametrize("kind", ["PDF", "ICO", "TGA", "SPIDER"])
 def test_other_formats_of_pillow_are_not_opened(kind):
     image = Image.fromarray(RGB).convert("F") if kind == "SPIDER" else Image.fromarray(RGB)
     with pytest.raises(ValueError, match="JPEG, PNG"):
         open_raster(encoded(image, kind))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"P", b"P5", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM"]
-)
-def test_the_beginning_of_an_image_is_no_image(tmp_path, content):
-    with pytest.raises(ValueError, match=r"a\.jpg"):
-        read(tmp_path, content)
 
 
 @pytest.mark.parametrize("side", [12_000, 14_000, 40_000])
@@ -73,11 +65,9 @@ def test_all_images_above_one_stated_size_are_refused_in_one_way(tmp_path, side)
 @pytest.mark.parametrize(
     ("image", "kind", "words"),
     [
-        (Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)), "TIFF", "floats"),
-        (Image.fromarray(np.full((8, 8), 255, np.float32)), "TIFF", "floats"),
-        (Image.fromarray(np.full((8, 8), 70_000, np.int32)), "TIFF", "integers of 32 bits"),
-        (Image.fromarray(np.full((8, 8), -1, np.int32)), "TIFF", "integers of 32 bits"),
-        (Image.fromarray(np.ones((8, 8), np.float32)), "PPM", "floats"),
+        (np.full((8, 8), 255, np.float32), "TIFF", "F of Pillow"),
+        (np.full((8, 8), 70_000, np.int32), "TIFF", "I of Pillow"),
+        (np.ones((8, 8), np.float32), "PPM", "F of Pillow"),
     ],
 )
 def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, image, kind, words):
@@ -117,11 +107,11 @@ def tiff(values: np.ndarray, bits: int, white_is_zero: bool = False) -> bytes:
 @pytest.mark.parametrize(("bits", "white_is_zero"), [(16, False), (16, True), (12, False)])
 def test_numbers_of_a_tiff_mean_what_its_tags_say(bits, white_is_zero):
     values = GREY >> (16 - bits)
-    image = open_raster(tiff(values, bits, white_is_zero))
-    assert image.mode == "I;16"
+    image, mode, _ = open_image(tiff(values, bits, white_is_zero))
+    assert mode == "I;16"
     grey = (values >> (bits - 8)).astype(np.uint8)
     expected = 255 - grey if white_is_zero else grey
-    np.testing.assert_array_equal(np.asarray(to_rgb(image))[..., 1], expected)
+    np.testing.assert_array_equal(np.asarray(image)[..., 1], expected)
 
 
 def test_the_limit_is_a_key_of_the_configuration(tmp_path):

@@ -125,10 +125,8 @@ def test_windows_of_one_recording_stay_together_down_to_the_client():
     source = Source(
         "series", CLASSES, (pool("a", np.repeat(np.arange(40) % 4, 7), names),), (0.5,), (0.5,)
     )
-    for partition in ("iid", "dirichlet"):
-        dataset, _ = make_clients(
-            source, validation=0.2, num_clients=3, partition=partition, alpha=0.1
-        )
+    for partition in ("iid", "dirichlet:alpha=0.1"):
+        dataset, _ = make_clients(source, validation=0.2, num_clients=3, partition=partition)
         owners = [set(client.train.names) for client in dataset.domains]
         assert len(set.union(*owners)) == sum(map(len, owners)) == 32
         assert sum(sizes_of(dataset)) == 32 * 7

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_bn.data.pixels.tiles import cut, number_of_tiles, put_together
+from fedjax_bn.data.pixels.decode import cut, number_of_tiles, put_together
 from fedjax_bn.engine.inputs import UNLABELLED
 
 SIDES = st.integers(1, 24)

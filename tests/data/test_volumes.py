@@ -1,4 +1,4 @@
-"""Scans in NIfTI become slices with masks; the prostate's six sites and its protocols."""
+"""Scans in NIfTI become slices with masks: units, places, orientations, labels and checksums."""
 
 import sys
 
@@ -8,29 +8,47 @@ from PIL import Image
 
 import scans
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.domain import splits
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
-from fedjax_bn.data.masks import volumes
 from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.mask_folders import load_mask_folders
 from fedjax_bn.data.masks.prostate import load_prostate
-from fedjax_bn.data.masks.volumes import REPEATED, Slices, to_bytes
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
+from fedjax_bn.data.masks.volumes import (
+    REPEATED,
+    Slices,
+    shape_of,
+    slices_of,
+    to_bytes,
+    volume_source,
+)
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.datasets import slices_in
+from fedjax_bn.tasks.segmentation.surfaces import surface_scores
 
 nibabel = pytest.importorskip("nibabel", reason="pip install 'fedjax_bn[nifti]'")
-CLASSES, VALUES = ("background", "prostate"), {0: 0, 1: 1, 2: 1}
+ornt = nibabel.orientations
+CLASSES = ("background=0", "prostate=1+2")
 DEPTH = scans.SHAPE[2]
+AFFINE = np.diag([0.5, 0.75, 3.0, 1.0])
+
+
+def saved(path, array, affine=AFFINE, unit="mm"):
+    volume = nibabel.Nifti1Image(array, affine)
+    volume.header.set_xyzt_units(unit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    volume.to_filename(path)
+    return path
+
+
+def source_of(image, mask, classes=(), **options):
+    slices = Slices(**{"image_size": 16, "progress": False} | options)
+    return volume_source("x", image.parent, {"A": [Pair(image, mask, "patient")]}, slices, classes)
 
 
 def read_one(folder, image=None, mask=None, **how):
     """The pool of one scan of 12 columns, 16 rows and 6 slices."""
-    image = scans.write_volume(folder / "a.nii.gz", scans.voxels() if image is None else image)
-    mask = scans.write_volume(folder / "b.nii.gz", scans.mask() if mask is None else mask)
-    slices = Slices(**{"image_size": 16, "progress": False} | how)
-    domains = {"A": [Pair(image, mask, "patient")]}
-    source = volumes.to_source("x", folder, domains, slices, classes=CLASSES, values=VALUES)
+    image = saved(folder / "a.nii.gz", scans.voxels() if image is None else image)
+    mask = saved(folder / "b.nii.gz", scans.mask() if mask is None else mask)
+    source = source_of(image, mask, CLASSES, **how)
     return source.pools[0], source
 
 
@@ -41,16 +59,19 @@ def as_harmofl(volume):
     return ((clipped - low) / (high - low) * 255).astype(np.uint8)
 
 
+def turned(volume, codes):
+    """The same volume with its axes exchanged and mirrored to run to these directions."""
+    return volume.as_reoriented(
+        ornt.ornt_transform(ornt.io_orientation(volume.affine), ornt.axcodes2ornt(codes))
+    )
+
+
 def test_intensities_are_clipped_at_the_quantile_of_the_whole_volume(tmp_path):
-    rng = np.random.default_rng(1)
-    volume = rng.normal(100, 40, (16, 16, 5)).astype(np.float32)
+    volume = np.random.default_rng(1).normal(100, 40, (16, 16, 5)).astype(np.float32)
     volume[3, 3, 2] = 1e5
-    mask = scans.mask((16, 16, 5))
-    pool, _ = read_one(tmp_path, volume, mask, channels=REPEATED)
+    pool, _ = read_one(tmp_path, volume, scans.mask((16, 16, 5)), channels=REPEATED)
     expected = as_harmofl(np.float64(volume).T)
-    for channel in range(3):
-        assert np.array_equal(pool.images[..., channel], expected)
-    assert expected.max() == 255
+    assert np.array_equal(pool.images, np.repeat(expected[..., None], 3, -1))
     assert not to_bytes(np.full((2, 3), 7.0)).any()
     few = np.where(np.arange(1000) < 5, 40.0, -2.0)  # below the quantile is one intensity
     assert to_bytes(few).tolist() == [255] * 5 + [0] * 995
@@ -67,7 +88,7 @@ def test_channels_are_neighbours_and_ends_are_their_own(tmp_path):
 
 
 def test_masks_are_stretched_to_the_nearest_value_and_labels_joined(tmp_path):
-    pool, _ = read_one(tmp_path, image_size=32)
+    pool, source = read_one(tmp_path, image_size=32)
     for stored, slice_ in zip(pool.labels[MASK], scans.mask().T > 0, strict=True):
         size = (32, 32)
         expected = Image.fromarray(slice_.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
@@ -75,48 +96,143 @@ def test_masks_are_stretched_to_the_nearest_value_and_labels_joined(tmp_path):
     assert pool.labels[MASK].dtype == np.uint8
     assert pool.labels[VOLUME].tolist() == [0] * DEPTH
     assert set(pool.names) == {"patient"}
+    assert source.classes == ("background", "prostate")
 
 
-@pytest.mark.parametrize(("size", "crop"), [(16, 0), (32, 0), (8, 12)])
-def test_the_spacing_is_that_of_the_stored_pixels(tmp_path, size, crop):
-    pool, _ = read_one(tmp_path, image_size=size, crop=crop)
+@pytest.mark.parametrize(("size", "crop"), [(16, 0), (8, 12)])
+def test_the_spacing_is_that_of_the_stored_pixels_and_of_the_affine(tmp_path, size, crop):
+    volume = nibabel.Nifti1Image(scans.voxels(), AFFINE)
+    volume.header.set_zooms((9, 9, 9))
+    volume.to_filename(tmp_path / "a.nii")
+    mask = saved(tmp_path / "b.nii", scans.mask())
+    (pool,) = source_of(tmp_path / "a.nii", mask, image_size=size, crop=crop).pools
     rows, columns = (crop, crop) if crop else (16, 12)
     # The side of the whole slice in millimetres stays what it was.
     between, down, across = pool.labels[SPACING][0]
     assert between == 3
     np.testing.assert_allclose([down * size, across * size], [0.75 * rows, 0.5 * columns])
+    assert shape_of(tmp_path / "a.nii", Slices(16))[1] == pytest.approx(0.5 * 0.75 * 3 / 1000)
 
 
-@pytest.mark.parametrize(("labelled", "kept"), [(False, 6), (True, 2)])
-def test_slices_are_left_out_by_choice_and_counted(tmp_path, labelled, kept):
-    mask = scans.mask()
-    mask[3, 4, [0, -1]] = 1  # the first and the last slice
-    mask[..., 2] = 0
-    pool, source = read_one(tmp_path, mask=mask, labelled=labelled)
-    assert len(pool.images) == kept
-    assert f"1 scans (A 1) with 6 slices, of which {6 - kept} left out" in source.notes
+@pytest.mark.parametrize(
+    ("unit", "millimetres"), [("meter", 1000), ("mm", 1), ("micron", 1e-3), ("unknown", 1)]
+)
+def test_distances_are_millimetres_whatever_the_headers_unit(tmp_path, unit, millimetres):
+    """A cube of voxels of 2 mm that is moved by two of them is 4 mm away everywhere along it."""
+    mask = np.zeros((16, 16, 8), np.uint8)
+    mask[4:8, 4:8, 2:6] = 1
+    affine = np.diag([2 / millimetres] * 3 + [1])
+    image = saved(tmp_path / "a.nii", scans.voxels(shape=mask.shape), affine, unit)
+    (pool,) = source_of(image, saved(tmp_path / "b.nii", mask, affine, unit)).pools
+    np.testing.assert_allclose(pool.labels[SPACING], 2, rtol=1e-5)
+    distances = surface_scores(np.roll(pool.labels[MASK], 2, axis=1), pool.labels, 2)
+    assert distances[0, 0, 0] == pytest.approx(4, rel=1e-5)
+    assert shape_of(image, Slices(16))[1] == pytest.approx(0.008, rel=1e-5)
+
+
+@pytest.mark.parametrize("mask_codes", ["same", "RAS"])
+@pytest.mark.parametrize("codes", ["LPS", "PIR", "SLA"])
+def test_every_orientation_gives_the_slices_of_the_nearest_ras_axes(tmp_path, codes, mask_codes):
+    tilted = AFFINE.copy()
+    angle = np.deg2rad(10)
+    tilted[:2, :2] = [
+        [0.5 * np.cos(angle), -0.75 * np.sin(angle)],
+        [0.5 * np.sin(angle), 0.75 * np.cos(angle)],
+    ]
+    tilted[:3, 3] = 30, -20, 5
+    image = nibabel.Nifti1Image(scans.voxels(), tilted)
+    mask = nibabel.Nifti1Image(scans.mask(), tilted)
+    image.to_filename(tmp_path / "a.nii")
+    mask.to_filename(tmp_path / "b.nii")
+    (expected,) = source_of(tmp_path / "a.nii", tmp_path / "b.nii").pools
+    turned(image, codes).to_filename(tmp_path / "c.nii")
+    turned(mask, codes if mask_codes == "same" else mask_codes).to_filename(tmp_path / "d.nii")
+    source = source_of(tmp_path / "c.nii", tmp_path / "d.nii")
+    (pool,) = source.pools
+    np.testing.assert_array_equal(pool.images, expected.images)
+    np.testing.assert_array_equal(pool.labels[MASK], expected.labels[MASK])
+    np.testing.assert_allclose(pool.labels[SPACING], expected.labels[SPACING], rtol=1e-6)
+    assert not any("place in space" in note for note in source.notes)
+    np.testing.assert_array_equal(slices_of(tmp_path / "c.nii", Slices(16)), expected.images)
+
+
+def test_a_mask_that_lost_its_affine_belongs_to_the_voxels_of_its_image(tmp_path):
+    image = turned(nibabel.Nifti1Image(scans.voxels(), AFFINE), "LIP")
+    mask = turned(nibabel.Nifti1Image(scans.mask(), AFFINE), "LIP")
+    image.to_filename(tmp_path / "a.nii")
+    mask.to_filename(tmp_path / "b.nii")
+    lost = saved(tmp_path / "c.nii", np.asarray(mask.dataobj), np.eye(4))
+    (expected,) = source_of(tmp_path / "a.nii", tmp_path / "b.nii").pools
+    source = source_of(tmp_path / "a.nii", lost)
+    np.testing.assert_array_equal(source.pools[0].labels[MASK], expected.labels[MASK])
+    assert any("place in space" in note and "c.nii" in note for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("plane", "axes"), [("axial", (2, 1, 0)), ("coronal", (1, 2, 0)), ("sagittal", (0, 2, 1))]
+)
+def test_slices_are_cut_in_the_plane(tmp_path, plane, axes):
+    """Sagittal slices of 4 mm, as of a knee, in the axes right, front, top."""
+    voxels, mask = scans.voxels(shape=(6, 16, 16)), np.zeros((6, 16, 16), np.uint8)
+    mask[1:3, 2:9, 5:11] = 1
+    affine = np.diag([4.0, 0.5, 0.75, 1.0])
+    image = turned(nibabel.Nifti1Image(voxels, affine), "PIR")  # the slices of the file
+    image.to_filename(tmp_path / "a.nii")
+    how = {"plane": plane, "channels": REPEATED}
+    (pool,) = source_of(tmp_path / "a.nii", saved(tmp_path / "b.nii", mask, affine), **how).pools
+    assert pool.labels[SPACING][0, 0] == (4.0, 0.5, 0.75)[axes[0]]
+    assert len(pool.images) == mask.shape[axes[0]]
+    if plane == "sagittal":  # 16 x 16 pixels, which are not stretched
+        np.testing.assert_array_equal(pool.labels[MASK], mask.transpose(axes))
+        np.testing.assert_array_equal(pool.images[..., 0], as_harmofl(voxels).transpose(axes))
+
+
+@pytest.mark.parametrize("padding", [-32768, -3024, None])
+def test_a_window_gives_tissue_its_greys_and_padding_is_noted(tmp_path, padding):
+    rng = np.random.default_rng(0)
+    voxels = rng.integers(-100, 200, (16, 16, 6)).astype(np.int16)
+    # Air and its noise are no padding.
+    voxels[:3] = padding or rng.integers(-1010, -990, (3, 16, 6))
+    image, mask = saved(tmp_path / "a.nii", voxels), np.zeros_like(voxels, np.uint8)
+    mask[5:9, 5:9] = 1
+    mask = saved(tmp_path / "b.nii", mask)
+    whole = source_of(image, mask, channels=REPEATED)
+    assert any("data.window" in note and "patient" in note for note in whole.notes) == bool(padding)
+    window = {"window": (-160.0, 240.0), "channels": REPEATED}
+    source = source_of(image, mask, **window)
+    assert not any("data.window" in note for note in source.notes)
+    expected = np.clip((voxels.T.astype(np.int64) + 160) * 255 // 400, 0, 255)
+    np.testing.assert_array_equal(source.pools[0].images[..., 0], expected)
+    np.testing.assert_array_equal(slices_of(image, Slices(16, **window))[..., 0], expected)
+    assert source.key != whole.key
 
 
 def test_a_second_reading_comes_from_the_cache_and_a_changed_file_does_not(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    first, _ = read_one(tmp_path / "data", cache=cache)
-    with monkeypatch.context() as patch:
-        patch.setattr(volumes, "voxels_of", None)
-        again = volumes.to_source(
-            "x",
-            tmp_path / "data",
-            {"A": [Pair(tmp_path / "data/a.nii.gz", tmp_path / "data/b.nii.gz", "patient")]},
-            Slices(16, progress=False, cache=cache),
-            classes=CLASSES,
-            values=VALUES,
-        )
-    assert np.array_equal(again.pools[0].images, first.images)
+    pool, _ = read_one(tmp_path / "data", cache=cache)
+    stored = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+    again, _ = read_one(tmp_path / "data", cache=cache)
+    assert np.array_equal(again.images, pool.images)
+    assert {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")} == stored
     changed, _ = read_one(tmp_path / "data", image=scans.voxels(5), cache=cache)
-    assert not np.array_equal(changed.images, first.images)
+    assert not np.array_equal(changed.images, pool.images)
 
 
 def cut_off(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flatten(path):
+    """Sets the first row of the affine to 0."""
+    content = bytearray(path.read_bytes())
+    content[280:296] = bytes(16)
+    path.write_bytes(content)
+
+
+def with_value(value):
+    labels = scans.mask().astype(np.float32)
+    labels[0, 0, 0] = value
+    return labels
 
 
 @pytest.mark.parametrize(
@@ -126,11 +242,14 @@ def cut_off(path):
         ("b.nii.gz", scans.mask(), cut_off, ""),
         ("a.nii", scans.voxels(), cut_off, ""),
         ("a.nii", scans.voxels(), lambda path: path.write_bytes(b"no"), ""),
+        ("a.nii", scans.voxels(), flatten, "affine"),
         ("a.nii", scans.voxels(shape=(12, 16, 6, 2)), None, r"\(12, 16, 6, 2\)"),
+        ("a.nii", np.full(scans.SHAPE, np.nan, np.float32), None, "finite"),
+        ("a.nii", scans.voxels(shape=(10, 16, 6)), None, "11"),
         ("b.nii", scans.mask((12, 16, 5)), None, r"\(12, 16, 5\).*\(12, 16, 6\)"),
         ("b.nii", scans.mask(labels=(1, 7)), None, "7"),
-        ("b.nii", scans.mask() * np.float32(0.5), None, "0.5"),
-        ("a.nii", np.full(scans.SHAPE, np.nan, np.float32), None, "finite"),
+        ("b.nii", np.zeros(scans.SHAPE, np.uint8), None, "0"),
+        *(("b.nii", with_value(x), None, f"value {x:g};") for x in (0.5, 0.99, 256, -1, np.nan)),
     ],
 )
 def test_a_file_that_is_not_right_is_named_in_one_line(tmp_path, file, array, damage, reason):
@@ -139,32 +258,50 @@ def test_a_file_that_is_not_right_is_named_in_one_line(tmp_path, file, array, da
     place[file[0]] = scans.write_volume(tmp_path / file, array)
     if damage:
         damage(place[file[0]])
-    domains = {"A": [Pair(place["a"], place["b"], "patient")]}
-    slices = Slices(16, progress=False)
     with pytest.raises(ValueError, match=f"{file}.*{reason}") as error:
-        volumes.to_source("x", tmp_path, domains, slices, classes=CLASSES, values=VALUES)
+        source_of(place["a"], place["b"], CLASSES, crop=11)
     assert "\n" not in str(error.value)
 
 
-def test_masks_without_any_label_and_slices_below_the_crop_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"b\.nii\.gz"):
-        read_one(tmp_path, mask=np.zeros(scans.SHAPE, np.uint8))
-    one = scans.voxels()[..., :1], scans.mask()[..., 2:3]
-    assert len(read_one(tmp_path, *one)[0].images) == 1
-    with pytest.raises(ValueError, match="'A'"):
-        read_one(tmp_path, *one, labelled=True)
-    with pytest.raises(ValueError, match=r"a\.nii\.gz .*13"):
-        read_one(tmp_path, crop=13)
+@pytest.mark.parametrize("almost", [0.9999999, 1.0004])
+def test_labels_that_resampling_changed_a_little_are_those_labels(tmp_path, almost):
+    labels = scans.mask(labels=(1, 1))
+    image = saved(tmp_path / "a.nii", scans.voxels())
+    changed = saved(tmp_path / "b.nii", labels.astype(np.float32) * np.float32(almost))
+    pools = [
+        source_of(image, mask).pools[0] for mask in (changed, saved(tmp_path / "c.nii", labels))
+    ]
+    np.testing.assert_array_equal(pools[0].labels[MASK], pools[1].labels[MASK])
 
 
-def test_a_mask_elsewhere_in_space_is_noted(tmp_path):
-    assert not any("space" in note for note in read_one(tmp_path)[1].notes)
-    image = scans.write_volume(tmp_path / "a.nii", scans.voxels())
-    mask = scans.write_volume(tmp_path / "b.nii", scans.mask(), (0.5, 0.75, 1.0))
-    domains = {"A": [Pair(image, mask, "patient")]}
-    how = {"classes": CLASSES, "values": VALUES}
-    source = volumes.to_source("x", tmp_path, domains, Slices(16, progress=False), **how)
-    assert any("another place in space" in note and "b.nii" in note for note in source.notes)
+def test_a_flipped_bit_is_found_by_the_checksum_or_changes_nothing(tmp_path):
+    path = saved(tmp_path / "a.nii.gz", scans.voxels())
+    content, expected = path.read_bytes(), slices_of(path, Slices(16))
+    refused = harmless = 0
+    for bit in np.random.default_rng(0).choice(8 * len(content), 100, replace=False):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            found = slices_of(path, Slices(16))
+        except ValueError as error:
+            refused += str(path) in str(error)
+        else:
+            np.testing.assert_array_equal(found, expected)
+            harmless += 1
+    assert refused + harmless == 100
+    assert refused > 90
+
+
+def test_voxels_are_read_and_not_mapped(tmp_path, monkeypatch):
+    """A mapped file that another program cuts while it is read ends the process by SIGBUS."""
+
+    def refuse(*_, **__):
+        raise AssertionError("mapped")
+
+    image, mask = saved(tmp_path / "a.nii", scans.voxels()), saved(tmp_path / "b.nii", scans.mask())
+    monkeypatch.setattr("mmap.mmap", refuse)
+    assert len(source_of(image, mask).pools[0].images) == DEPTH
 
 
 def test_without_nibabel_the_error_names_the_extra(tmp_path, monkeypatch):
@@ -174,114 +311,25 @@ def test_without_nibabel_the_error_names_the_extra(tmp_path, monkeypatch):
         load_prostate(root)
 
 
-# The prostate
+@pytest.mark.parametrize("text", ["1", "240,-160", "1,1", "a,b", "1,2,3", "0,nan"])
+def test_a_window_is_two_numbers_in_order(text):
+    with pytest.raises(ConfigError, match=r"data\.window"):
+        read("configs/masks.py", [("data.window", text)])
 
 
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory):
-    """Ten patients of six slices at each of six sites."""
-    return scans.write_prostate(tmp_path_factory.mktemp("prostate"), cases=10)
-
-
-def load(root, **how):
-    return load_prostate(root, image_size=16, progress=False, **how)
-
-
-def test_patients_are_never_separated_by_default(sites):
-    source = load(sites)
-    assert [pool.name for pool in source.pools] == list(scans.SITES)
-    assert {len(pool.images) for pool in source.pools} == {10 * DEPTH}
-    assert source.classes == ("background", "prostate")
-    numbers = np.concatenate([pool.labels[VOLUME] for pool in source.pools])
-    assert np.array_equal(np.unique(numbers, return_counts=True)[1], [DEPTH] * 60)
-    for split in ("stratified", "holdout"):
-        clients, (unseen,) = make_clients(
-            source, target="HK", split=split, validation=0.1, test=0.2, seed=3
-        )
-        assert len(unseen.test.images) == 10 * DEPTH
-        for domain in clients.domains:
-            owned = {part: set(own.names) for part, own in splits(domain)}
-            assert sum(map(len, owned.values())) == len(set.union(*owned.values())) == 10
-            assert [len(owned[part]) for part in ("train", "validation", "test")] == [7, 1, 2]
-
-
-def test_harmofls_protocol_divides_slices_and_its_note_warns(sites):
-    how = {"protocol": "harmofl", "domains": ("RUNMC", "BMC")}
-    source = load(sites, **how)
-    assert any("slices, as HarmoFL's code does: those of one patient" in n for n in source.notes)
-    for pool in source.pools:
-        count = len(pool.images)
-        assert count == 10 * 3  # those with a label
-        assert len(set(pool.names)) == count
-        sizes = [int((pool.parts == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
-        assert sizes == [19, 5, 6]  # int(0.64 n), up to int(0.8 n), the rest
-        patient = np.array([name.rpartition("/")[0] for name in pool.names])
-        assert set(patient[pool.parts == TRAIN]) & set(patient[pool.parts == TEST])
-        # Six slices of several patients have gaps, and are not scored as bodies.
-        assert VOLUME not in pool.labels
-    clients, _ = make_clients(source)
-    assert [len(part.images) for _, part in splits(clients.domains[0])] == [19, 5, 6]
-    again = load(sites, **how)
-    assert np.array_equal(again.pools[0].parts, source.pools[0].parts)
-    assert not np.array_equal(source.pools[1].parts, source.pools[0].parts)
-
-
-def test_fl_medsegbenchs_protocol_divides_patients_and_cuts_the_middle(tmp_path):
-    shape = (260, 262, 5)
-    root = scans.write_prostate(tmp_path, cases=10, sites=("UCL",), shape=shape)
-    how = {"domains": ("UCL",), "protocol": "fl_medsegbench", "progress": False}
-    (pool,) = load_prostate(root, image_size=256, **how).pools
-    own = {part: set(pool.names[pool.parts == part]) for part in (TRAIN, VALIDATION, TEST)}
-    assert [len(own[part]) for part in (TRAIN, VALIDATION, TEST)] == [7, 1, 2]
-    assert len(set.union(*own.values())) == 10
-    grey = as_harmofl(scans.voxels(0, shape).T)
-    assert np.array_equal(pool.images[0], np.repeat(grey[2, 3:-3, 2:-2, None], 3, -1))
-    assert pool.labels[SPACING][0].tolist() == [3.0, 0.75, 0.5]
-
-
-def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
-    root = scans.write_prostate(tmp_path, cases=1, sites=("ISBI", "ISBI_1.5", "UCL"))
-    source = load(root, domains=("BMC", "RUNMC"))
-    assert [pool.name for pool in source.pools] == ["BMC", "RUNMC"]
-    assert set(source.pools[1].names) == {"ISBI/Case00.nii.gz"}
-    with pytest.raises(FileNotFoundError, match="I2CVB"):
-        load(root)
-    with pytest.raises(ValueError, match=r"XYZ.*RUNMC"):
-        load(root, domains=("XYZ",))
-
-
-@pytest.mark.parametrize(
-    ("gone", "culprit"),
-    [
-        ("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz"),
-        ("Case00_segmentation.nii.gz", "UCL/Case00.nii.gz"),
-        ("*", "UCL"),
-    ],
-)
-def test_a_missing_file_is_named(tmp_path, gone, culprit):
-    root = scans.write_prostate(tmp_path, cases=2, sites=("UCL",))
-    for file in (root / "UCL").glob(gone):
-        file.unlink()
-    with pytest.raises(ValueError, match=culprit):
-        load(root, domains=("UCL",))
-
-
-SMALL = [("data.image_size", "16"), ("data.cache", ""), ("model", "UNet:width=2:levels=1")]
-
-
-def test_the_configuration_builds_with_its_protocols(sites):
-    path = [("data.path", str(sites)), *SMALL]
-    leaking = build(read("configs/prostate.py:protocol=harmofl", path))
-    assert leaking.task.segments == 2
-    assert [len(d.test.images) for d in leaking.internal.domains] == [6] * 6
-    unseen = build(read("configs/prostate.py:protocol=feddg", path))
-    assert [domain.name for domain in unseen.unseen] == ["UCL"]
-    assert read("configs/prostate.py").data.protocol == ""
-
-
-def test_a_protocol_is_for_the_prostate_alone():
-    config = read("quickstart", [("data.protocol", "harmofl")])
-    with pytest.raises(ConfigError, match=r"data\.protocol"):
-        build(config)
-    with pytest.raises(ConfigError, match="'fedavg'"):
-        read("configs/prostate.py", [("data.protocol", "fedavg")])
+def test_the_keys_reach_the_slices_of_training_and_of_a_served_model(tmp_path):
+    keys = [("data.window", "-160,240.5"), ("data.plane", "sagittal")]
+    config = read("configs/masks.py", keys)
+    slices = slices_in(config, {"masks": [MASK, SPACING, VOLUME]})
+    assert (slices.plane, slices.window) == ("sagittal", (-160.0, 240.5))
+    mask, options = scans.mask(labels=(1, 1)), {"plane": "sagittal", "window": ("0", "500")}
+    image = saved(tmp_path / "own/A/images/1.nii", scans.voxels())
+    label = saved(tmp_path / "own/A/masks/1.nii", mask)
+    saved(tmp_path / "prostate/HK/Case00.nii", scans.voxels())
+    saved(tmp_path / "prostate/HK/Case00_segmentation.nii", mask)
+    direct = source_of(image, label, **options | {"window": (0.0, 500.0)})
+    options |= {"image_size": 16, "progress": False}
+    loaded = load_mask_folders(tmp_path / "own", **options)
+    published = load_prostate(tmp_path / "prostate", domains=("HK",), **options)
+    for source in (loaded, published):
+        np.testing.assert_array_equal(source.pools[0].images, direct.pools[0].images)

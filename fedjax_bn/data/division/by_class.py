@@ -8,15 +8,21 @@ The functions depend only on labels, names and a generator. They compute shares 
 the same seed gives the same samples on any machine.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.data.boxes.labelled import part_of
 from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.label_trees import strata
 
 # Last entries of the path (0, position, USE) of a generator, see `seeds.generator`
 DIVIDING, ORDERING, TRUNCATING = 1, 2, 3
+# The eyes, breasts or lungs of one person: the letters of a side between digits and signs.
+_SIDE = re.compile(r"(?<![a-z])(?:l|r|left|right|od|os)(?![a-z])", re.IGNORECASE)
 
 
 def share_size(count: int, share: float) -> int:
@@ -25,11 +31,7 @@ def share_size(count: int, share: float) -> int:
 
 
 def fraction_size(count: int, fraction: float) -> int:
-    """Returns floor(fraction * count), at least 1: FedBN's 10 % of 7438 samples are 743.
-
-    Raises:
-      ValueError: fraction is outside (0, 1].
-    """
+    """Returns floor(fraction * count), at least 1: FedBN's 10 % of 7438 samples are 743."""
     if not 0 < fraction <= 1:
         raise ValueError(f"data.fraction is {fraction}; it must be above 0 and at most 1")
     return max(1, share_size(count, fraction))
@@ -129,3 +131,49 @@ def samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
     sizes = np.bincount(group)[chosen]
     steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return order[np.repeat(ends[chosen] - sizes, sizes) + steps]
+
+
+def groups_of(
+    domain: str, folder: Path, images: Sequence[Path], pattern: str = ""
+) -> tuple[list[str], str]:
+    """Returns the names of a domain's images, equal for images of one group, and a note on them.
+
+    Args:
+      domain: its name.
+      folder: of the domain.
+      images: N files in it.
+      pattern: a regular expression that is searched in the path of an image in the folder; the
+        group is what its parentheses match, or the whole match. With "", images that differ only
+        in a side (L and R, left and right, OD and OS) are one group, in any part (train, val,
+        test), and each other image is alone.
+
+    Raises:
+      ValueError: the pattern does not fit an image.
+    """
+    names = [image.relative_to(folder).as_posix() for image in images]
+    if pattern:
+        matches = [re.search(pattern, name) for name in names]
+        if None in matches:
+            raise ValueError(
+                f"{images[matches.index(None)]} does not fit the regular expression "
+                f"data.groups={pattern}, searched in {names[matches.index(None)]}: correct it"
+            )
+        groups = ["/".join(map(str, m.groups())) or m[0] for m in matches if m]
+    else:
+        sideless = [_sideless(name) for name in names]
+        sizes = Counter(sideless)
+        groups = [
+            common if sizes[common] > 1 else name
+            for common, name in zip(sideless, names, strict=True)
+        ]
+    note = f"{domain}: {len(set(groups))} groups of {len(names)} images"
+    note += " by data.groups" * bool(pattern)
+    return [f"{domain}/{group}" for group in groups], note
+
+
+def _sideless(name: str) -> str:
+    """Returns the name of an image with * for sides, without parts and suffix; or as it is."""
+    if not _SIDE.search(name):
+        return name
+    folders = [part for part in Path(name).with_suffix("").parts if part_of([part]) is None]
+    return _SIDE.sub("*", "/".join(folders))

@@ -67,7 +67,7 @@ def make_clients(
       truncate: cut training and validation splits to the smallest domain's size before dividing
         them.
       seed: at least 0; the same seed gives the same clients on any machine.
-      **shares: arguments of `partition.share_out_domains`: fraction, partition, alpha, num_clients,
+      **shares: arguments of `partition.share_out_domains`: fraction, partition, num_clients,
         clients_per_domain and sizes.
 
     Returns:
@@ -76,8 +76,12 @@ def make_clients(
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
-    if not isinstance(data, Dataset):
-        data = check_source(data)
+    if split not in ("", *_SPLITS) or min(validation, test) < 0 or validation + test >= 1:
+        raise ValueError(
+            f"data.split={split}, data.validation={validation}, data.test={test}: a split is one "
+            f"of {', '.join(_SPLITS)}, and shares are at least 0 and together below 1"
+        )
+    data = data if isinstance(data, Dataset) else check_source(data)
     target_names = _named(data, target)
     if len(target_names) == len(_owners(data)):
         raise ValueError(
@@ -88,11 +92,47 @@ def make_clients(
     if isinstance(data, Dataset):
         internal = _own_splits(data, target_names, split, validation, seed)
     else:
-        internal = _dataset_of(
-            data, _divide_domains(data, target_names, split, validation, test, seed)
-        )
-        check_dataset(internal._replace(domains=(*internal.domains, *unseen)))
+        domains = _divide_domains(data, target_names, split, validation, test, seed)
+        internal = _dataset_of(data, domains)
+        check_dataset(internal._replace(domains=(*domains, *unseen)))
     return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
+
+
+def unseen_only(
+    data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
+) -> Dataset:
+    """Returns domains that only test, with all their samples, as the unseen ones of `make_clients`.
+
+    `target` and `seed` are as in `make_clients`; without a target all domains are returned.
+    """
+    data = data if isinstance(data, Dataset) else check_source(data)
+    chosen = _named(data, target) or [domain.name for domain in _owners(data)]
+    return check_dataset(_dataset_of(data, _unseen(data, chosen, seed)))
+
+
+def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
+    """Returns one client "pooled" with all clients' samples, and each client as a test domain.
+
+    This is centralized training (FedBN, E.3 and Table 12). The one model is tested on each domain's
+    test split, as an unseen domain, and on all test splits together, as the client. The K domains
+    have test splits only, which are validation splits too where they validate.
+    """
+    domains = dataset.domains
+    validations = [domain.validation for domain in domains]
+    client = Domain(
+        "pooled",
+        train=join_splits([domain.train for domain in domains]),
+        validation=None if None in validations else join_splits(validations),
+        test=join_splits([domain.test for domain in domains]),
+    )
+    # One object for both parts means that the validation samples are tested.
+    if all(domain.test is domain.validation for domain in domains):
+        client = client._replace(test=client.validation)
+    unseen = tuple(
+        Domain(d.name, None, d.validation if d.test is d.validation else None, d.test)
+        for d in domains
+    )
+    return dataset._replace(domains=(client,)), unseen
 
 
 def _own_splits(
@@ -105,16 +145,14 @@ def _own_splits(
             "leave it empty, or set 'official', which holds data.validation of the training "
             "samples out where there are no validation samples"
         )
-    share = validation if split else 0.0
-    _check_shares("official", share, 0.0)
     internal = []
     for position, domain in enumerate(data.domains):
         train = domain.train
         if domain.name in target_names:
             continue
-        if share and train is not None and domain.validation is None:
+        if split and validation and train is not None and domain.validation is None:
             group = number_groups(train.names, len(train.images))
-            sizes = _part_sizes(int(group.max()) + 1, share, 0.0)[:2]
+            sizes = _part_sizes(int(group.max()) + 1, validation, 0.0)[:2]
             rng = generator(seed, 0, position, DIVIDING)
             parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
             train, held_out = (select(train, samples_of(part, group)) for part in parts)
@@ -125,7 +163,7 @@ def _own_splits(
 
 def _divide_domains(
     data: Source, target_names: Sequence[str], split: str, validation: float, test: float, seed: int
-) -> list[Domain]:
+) -> tuple[Domain, ...]:
     """Returns the training domains with their splits, samples in random order."""
     without = [p.name for p in data.pools if p.parts is None and p.name not in target_names]
     if split == "official" and without:
@@ -139,28 +177,26 @@ def _divide_domains(
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
         if pool.name in target_names:
             continue
-        rng, parts_of_domain = generator(seed, 0, position, ORDERING), []
+        rng, splits = generator(seed, 0, position, ORDERING), []
         for part in (TRAIN, VALIDATION, TEST):
             index = rng.permutation(np.flatnonzero(parts == part))
-            parts_of_domain.append(select(_all_of(pool), index) if len(index) else None)
-        training, validating, testing = parts_of_domain
+            splits.append(select(_all_of(pool), index) if len(index) else None)
+        training, validating, testing = splits
         if training is None or (testing is None and validating is None):
-            purpose = "train on" if training is None else "validate or test on"
             raise ValueError(
-                f"{data.name}, {pool.name!r} ({len(pool.images)} samples) has nothing to "
-                f"{purpose}; set data.validation or data.test above 0, such as 0.1, choose another "
+                f"{data.name}, {pool.name!r} ({len(pool.images)} samples) has nothing to train on, "
+                "or nothing to validate or test on: change data.validation, data.test or "
                 "data.split, or make it a target"
             )
         # FedIG and DomainBed test on the unseen domain and keep a validation set only.
         internal.append(Domain(pool.name, training, validating, testing or validating))
-    return internal
+    return tuple(internal)
 
 
 def _choose_parts(
     source: Source, split: str, validation: float, test: float, seed: int
 ) -> list[np.ndarray]:
     """Returns i8[N] for each pool: the parts of its samples, whichever domains are left out."""
-    _check_shares(split, validation, test)
     official = [
         np.asarray(pool.parts, np.int8)
         if split == "official" and pool.parts is not None
@@ -207,14 +243,6 @@ def _part_sizes(count: int, validation: float, test: float) -> list[int]:
     return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
-def _check_shares(split: str, validation: float, test: float) -> None:
-    if split not in _SPLITS or min(validation, test) < 0 or validation + test >= 1:
-        raise ValueError(
-            f"data.split={split}, data.validation={validation}, data.test={test}: a split is one "
-            f"of {', '.join(_SPLITS)}, and shares are at least 0 and together below 1"
-        )
-
-
 def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Domain, ...]:
     """Returns the unseen domains, with all samples as test split."""
     if isinstance(data, Dataset):
@@ -243,80 +271,23 @@ def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
     """Returns the names that `target` of `make_clients` selects, in the order of the data."""
     names = [domain.name for domain in _owners(data)]
     groups = {} if isinstance(data, Dataset) else data.groups
-    meant = {
-        group: members
-        for group, group_members in groups.items()
-        if (members := {*group_members} & {*names})
-    }
+    meant = {group: {*members} & {*names} for group, members in groups.items()}
+    meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
     if isinstance(target, str):
         parts = [part.strip() for part in target.split(",") if part.strip()]
         target = [target] if target in meant else parts
-    for entry in target:
-        if entry not in meant:
-            grouped = ", ".join(group for group in meant if group not in names)
-            raise ValueError(
-                f"target {entry!r} is not a domain of {data.name}; choose from {', '.join(names)}"
-                + (f", or a group: {grouped}" if grouped else "")
-            )
+    if unknown := [entry for entry in target if entry not in meant]:
+        raise ValueError(
+            f"target {unknown[0]!r} is not a domain of {data.name}; choose from {', '.join(meant)}"
+        )
     selected = set().union(*(meant[entry] for entry in target))
     return [name for name in names if name in selected]
 
 
-def unseen_only(
-    data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
-) -> Dataset:
-    """Returns domains that only test, with all their samples, as the unseen ones of `make_clients`.
-
-    Args:
-      data: a source, or a dataset that has its own splits.
-      target: as in `make_clients`; empty for all domains.
-      seed: at least 0.
-
-    Raises:
-      ValueError: naming the target, or the sample, that is wrong.
-    """
-    if not isinstance(data, Dataset):
-        data = check_source(data)
-    chosen = _named(data, target) or [domain.name for domain in _owners(data)]
-    domains = _unseen(data, chosen, seed)
+def _dataset_of(data: Source | Dataset, domains: tuple[Domain, ...]) -> Dataset:
+    """Returns domains of a source or dataset as a dataset."""
     if isinstance(data, Dataset):
-        return check_dataset(data._replace(domains=domains))
-    return check_dataset(_dataset_of(data, domains))
-
-
-def _dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
-    """Returns domains of a source as a dataset."""
+        return data._replace(domains=domains)
     count, classes = len(data.classes), tuple(data.classes)
-    return Dataset(data.name, count, tuple(domains), data.mean, data.std, classes, data.key)
-
-
-def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns one client "pooled" with all clients' samples, and each client as a test domain.
-
-    This is centralized training (FedBN, E.3 and Table 12). The one model is tested on each domain's
-    test split, as an unseen domain, and on all test splits together, as the client.
-
-    Args:
-      dataset: K clients.
-
-    Returns:
-      Dataset of one client, and K domains with test splits only, which are validation splits too
-      where they validate.
-    """
-    domains = dataset.domains
-    validations = [domain.validation for domain in domains]
-    client = Domain(
-        "pooled",
-        train=join_splits([domain.train for domain in domains]),
-        validation=None if None in validations else join_splits(validations),
-        test=join_splits([domain.test for domain in domains]),
-    )
-    # One object for both parts means that the validation samples are tested.
-    if all(domain.test is domain.validation for domain in domains):
-        client = client._replace(test=client.validation)
-    unseen = tuple(
-        Domain(d.name, None, d.validation if d.test is d.validation else None, d.test)
-        for d in domains
-    )
-    return dataset._replace(domains=(client,)), unseen
+    return Dataset(data.name, count, domains, data.mean, data.std, classes, data.key)

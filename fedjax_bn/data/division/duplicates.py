@@ -1,6 +1,6 @@
 """Finds tested samples that are byte for byte training samples."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,34 +16,27 @@ def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[st
     note is left out if there are no such samples.
     """
     # Every image is looked at in its middle row; only those that agree there are read whole.
-    trained = defaultdict(list)  # hash of the middle row -> places of training samples
-    for client in dataset.domains:
-        for row, code in enumerate(_codes(_middle_rows(client.train))):
-            trained[code].append((client, row))
+    trained = {client.name: _codes(_middle_rows(client.train)) for client in dataset.domains}
+    middles = {code for codes in trained.values() for code in codes}
     tests = {id(domain.test): (domain.name, domain.test) for domain in dataset.domains}
-    tested = dict([*tests.values(), *((domain.name, whole(domain)) for domain in unseen)])
-    alike = {}  # name -> the tested samples that may be copies
-    for name, split in tested.items():
+    suspects, alike = {}, set()
+    for name, split in [*tests.values(), *((domain.name, whole(domain)) for domain in unseen)]:
         codes = _codes(_middle_rows(split))
-        alike[name] = [(row, code) for row, code in enumerate(codes) if code in trained]
-    suspects = defaultdict(list)
-    for code in {code for rows in alike.values() for _, code in rows}:
-        for client, row in trained[code]:
-            suspects[client.name].append(row)
+        rows = [row for row, code in enumerate(codes) if code in middles]
+        suspects[name] = split, rows
+        alike |= {codes[row] for row in rows}
     owners: dict[int, str] = {}  # hash of a whole image -> the client that trains on it
     for client in dataset.domains:
-        if rows := suspects[client.name]:
-            for code in _codes(blocks(select(client.train, np.array(rows)).images)):
-                owners.setdefault(code, client.name)
+        rows = [row for row, code in enumerate(trained[client.name]) if code in alike]
+        for code in _whole_codes(client.train, rows):
+            owners.setdefault(code, client.name)
     counts = []
-    for name, split in tested.items():
-        if rows := [row for row, _ in alike[name]]:
-            codes = _codes(blocks(select(split, np.array(rows)).images))
-            copies = Counter(owners[code] for code in codes if code in owners)
-            if copies:
-                client, _ = copies.most_common(1)[0]
-                total, size = copies.total(), len(split.images)
-                counts.append(f"{total} of the {size} of {name} (most in {client})")
+    for name, (split, rows) in suspects.items():
+        copies = Counter(owners[code] for code in _whole_codes(split, rows) if code in owners)
+        for client, _ in copies.most_common(1):
+            counts.append(
+                f"{copies.total()} of the {len(split.images)} of {name} (most in {client})"
+            )
     if not counts:
         return ()
     return (
@@ -63,6 +56,10 @@ def _middle_rows(split: Split) -> Iterator[np.ndarray]:
         yield array[rows, array.shape[1] // 2]
 
 
-def _codes(parts: Iterator[np.ndarray]) -> Iterator[int]:
-    """Yields Python's hash, of 64 bits, of the bytes of each row of the arrays [n, ...]."""
-    return (hash(row.tobytes()) for part in parts for row in part)
+def _whole_codes(split: Split, rows: Sequence[int]) -> list[int]:
+    return _codes(blocks(select(split, np.array(rows, np.int64)).images))
+
+
+def _codes(parts: Iterator[np.ndarray]) -> list[int]:
+    """Returns Python's hash, of 64 bits, of the bytes of each row of the arrays [n, ...]."""
+    return [hash(row.tobytes()) for part in parts for row in part]

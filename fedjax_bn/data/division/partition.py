@@ -5,10 +5,13 @@ for federated visual classification", 2019; used by FedIG, appendix A.6.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.ranges import Alpha, Range, Samples
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import (
     TRUNCATING,
@@ -21,7 +24,6 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.forms import read_partition, read_sizes
 from fedjax_bn.data.domain import (
     Dataset,
     Domain,
@@ -35,7 +37,54 @@ from fedjax_bn.data.domain import (
 from fedjax_bn.data.label_trees import leaves_of, strata
 from fedjax_bn.data.seeds import generator
 
-_REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
+
+def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = 10) -> tuple[str, float, int]:
+    return "dirichlet", alpha, smallest
+
+
+def _drawn(samples: Samples) -> tuple[str, float, int]:
+    return "drawn", 0.0, samples
+
+
+# Name -> function of a partition's options, which returns the name, alpha and N.
+_PARTITIONS: Mapping[str, Callable[..., tuple[str, float, int]]] = {
+    "iid": lambda: ("iid", 0.0, 0),
+    "pooled": lambda: ("pooled", 0.0, 0),
+    "dirichlet": _dirichlet,
+    "drawn": _drawn,
+}
+
+
+def _read_partition(choice: str) -> tuple[str, float, int]:
+    make, options = read_choice(f"data.partition={brief(choice)}", choice, _PARTITIONS)
+    return make(**options)
+
+
+def _read_sizes(sizes: str | Sequence[int]) -> list[int]:
+    """Returns the numbers of `data.sizes`, such as `743,7943`; [] if it is empty."""
+    if not len(sizes):
+        return []
+    numbers = sizes.split(",") if isinstance(sizes, str) else list(map(str, sizes))
+    if not all(number.strip().isdecimal() and 0 < int(number) < 2**31 for number in numbers):
+        raise ValueError(f"data.sizes={brief(sizes)} must be whole numbers above 0")
+    return list(map(int, numbers))
+
+
+def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
+    def holds(value: str) -> bool:
+        try:
+            read(value)
+        except ValueError:
+            return False
+        return True
+
+    return holds
+
+
+PARTITION = Range(
+    "iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _reads(_read_partition)
+)
+SIZES = Range("whole numbers above 0", _reads(_read_sizes))
 
 
 def share_out_domains(
@@ -46,7 +95,6 @@ def share_out_domains(
     *,
     partition: str = "iid",
     num_clients: int = 0,
-    alpha: float = 0.5,
     sizes: str | Sequence[int] = "",
     truncate: bool = False,
 ) -> Dataset:
@@ -61,10 +109,11 @@ def share_out_domains(
       clients differ by at most one group, in total and in each class. FedBN, Table 7, has 1 to 10
       clients per domain. With `sizes`, clients get that many groups, stratified, and no client gets
       the rest.
-    dirichlet: every class is divided by largest remainder, in proportion to a draw from
-      Dirichlet(alpha, ..., alpha) over the clients. Then clients below min(N, samples // clients)
-      are raised to it with samples of the largest client. N is 10 unless "dirichlet:smallest=N"
-      sets it. This minimum is our addition.
+    dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to a
+      draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
+      clients have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Then clients
+      below min(N, samples // clients) are raised to it with samples of the largest client. N is 10
+      by default. This minimum is our addition.
     drawn:samples=N: each client draws N samples at random with replacement, so that there may be
       far more clients than samples, and several may have the same sample.
 
@@ -75,11 +124,9 @@ def share_out_domains(
         floor(fraction * N)) samples, stratified. Leave it at 1 if the source has already taken a
         fraction.
       seed: at least 0.
-      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:samples=N", see above.
+      partition: see above.
       num_clients: total number of clients, instead of `clients_per_domain`: split evenly over the
         domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
-      alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all clients
-        have nearly the same share. FedIG, A.6, has 0.5 and 0.1.
       sizes: of the clients' training sets, iid only: whole numbers, or a text of them, one for
         each client or one for all; "" for the partition's.
       truncate: cut training and validation splits to the smallest domain's size before they are
@@ -92,39 +139,34 @@ def share_out_domains(
     """
     if truncate:
         dataset = _truncated(dataset, seed)
-    kind, _ = read_partition(partition)
-    if kind == "pooled" or (kind != "iid" and len(sizes)) or alpha <= 0:
-        raise ValueError(
-            f"data.partition={partition}, data.sizes={sizes} and alpha={alpha} do not go "
-            "together: sizes need iid, alpha is above 0, and pooled is `pool_clients`"
-        )
+    kind, *_ = _read_partition(partition)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
+    numbers = _read_sizes(sizes)
+    all_sizes = numbers * sum(counts) if len(numbers) == 1 else numbers
+    if kind == "pooled" or len(all_sizes) not in (0, sum(counts)) or (numbers and kind != "iid"):
+        raise ValueError(
+            f"data.partition={partition} and data.sizes={sizes} do not go together with "
+            f"{sum(counts)} clients: sizes need iid and one number for all or for each client"
+        )
     if kind == "dirichlet" and max(counts) == 1:
         raise ValueError(
             "data.partition 'dirichlet' shares out each domain among several clients; set "
             "data.num_clients or data.clients_per_domain"
         )
-    # One generator per domain draws its fraction, then its clients; the data's hash depends on it.
-    # Streams differ by domain, so that one domain's size does not change another's clients.
-    rngs = [generator(seed, position) for position in range(len(counts))]
-    trains = {}
-    for domain, rng in zip(dataset.domains, rngs, strict=True):
-        size = fraction_size(len(domain.train.images), fraction)
-        trains[domain.name] = stratified_sample(domain.train, size, rng)
-    client_sizes: Sequence[np.ndarray | None] = [None] * len(counts)
-    if len(sizes):
-        available = {
-            name: int(number_groups(split.names, len(split.images)).max()) + 1
-            for name, split in trains.items()
-        }
-        client_sizes = _client_sizes(sizes, available, counts)
     clients: list[Domain] = []
-    for k, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
-        options = {"partition": partition, "alpha": alpha, "sizes": client_sizes[k]}
+    for position, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
+        # Streams differ by domain, so that one domain's size does not change another's clients.
+        rng = generator(seed, position)
+        size = fraction_size(len(domain.train.images), fraction)
+        train = stratified_sample(domain.train, size, rng)
+        domain_sizes = all_sizes[len(clients) : len(clients) + n]
         try:
-            parts = _split_clients(trains[domain.name], n, rngs[k], **options)
+            parts = _split_clients(train, n, rng, partition, domain_sizes)
         except ValueError as error:
-            raise ValueError(f"{dataset.name}, {domain.name!r}: {error}") from error
+            raise ValueError(
+                f"{dataset.name}, {domain.name!r}: {error}; change data.clients_per_domain, "
+                "data.num_clients, data.sizes or data.fraction"
+            ) from error
         for i, part in enumerate(parts):
             name = domain.name if n == 1 else f"{domain.name}/{i}"
             clients.append(domain._replace(name=name, train=part))
@@ -168,27 +210,21 @@ def _truncated(dataset: Dataset, seed: int) -> Dataset:
 
 
 def _split_clients(
-    split: Split,
-    n: int,
-    rng: np.random.Generator,
-    *,
-    partition: str = "iid",
-    alpha: float = 0.5,
-    sizes: np.ndarray | None = None,
+    split: Split, n: int, rng: np.random.Generator, partition: str, sizes: Sequence[int]
 ) -> list[Split]:
     """Returns n clients of a split, see `share_out_domains`."""
-    kind, number = read_partition(partition)
+    kind, alpha, number = _read_partition(partition)
     if kind == "drawn":
         drawn = rng.integers(len(split.images), size=(n, number))
         rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied
         return [select(split._replace(images=rows), index) for index in drawn]
-    if n == 1 and sizes is None:
+    if n == 1 and not sizes:
         return [split]  # in its order, which the hash of the data depends on
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
-    if sizes is not None:
-        parts = stratified_split(labels, sizes.tolist(), rng)
+    if sizes:
+        parts = stratified_split(labels, sizes, rng)
     elif kind == "dirichlet":
         shares = _dirichlet_counts(counts, n, alpha, rng, number)
         cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
@@ -198,10 +234,9 @@ def _split_clients(
         rarest = int(np.argmin(counts))
         # Images with boxes or masks are exempt: they have many classes, some of them rare.
         if not isinstance(split.labels, dict) and counts[rarest] < n:
-            units = "samples" if len(labels) == len(group) else "groups (by name)"
             raise ValueError(
-                f"cannot share out {counts[rarest]} training {units} of class {values[rarest]} "
-                f"among {n} clients; {_REMEDY}"
+                f"cannot share out {counts[rarest]} training samples (or groups with one name) of "
+                f"class {values[rarest]} among {n} clients"
             )
         # Dealt class after class, so that clients differ by at most one in each class.
         cards = np.concatenate(shuffled_classes(labels, rng))
@@ -214,55 +249,22 @@ def _dirichlet_counts(
 ) -> np.ndarray:
     """Returns i64[C, n]: how many of each class's samples i64[C] each of n clients gets."""
     if counts.sum() < n:
-        raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each; {_REMEDY}")
+        raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each")
     draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
-    shared = [
-        apportion(_quantize(draw), count)
-        for draw, count in zip(draws, counts.tolist(), strict=True)
-    ]
-    return _raise_smallest(np.array(shared), min(smallest, int(counts.sum()) // n))
-
-
-def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
-    """Moves samples, counted in i64[C, n], until each of n clients has at least `minimum`."""
-    counts, sizes = counts.copy(), counts.sum(0)
+    # In whole numbers of 2**-32, because the last bits of a draw may differ between machines, whose
+    # libraries differ in log and exp. Then at most about one count in 10**10 differs.
+    weights = [np.rint(draw * 2**32).astype(np.int64) for draw in draws]
+    shared = np.array(
+        [apportion(weight, count) for weight, count in zip(weights, counts.tolist(), strict=True)]
+    )
+    sizes, minimum = shared.sum(0), min(smallest, int(counts.sum()) // n)
     # One sample at a time, from the largest client's most frequent class; ties go to the first.
     while sizes.min() < minimum:
         poor, rich = sizes.argmin(), sizes.argmax()
-        label = counts[:, rich].argmax()
-        counts[label, [poor, rich]] += [1, -1]
+        label = shared[:, rich].argmax()
+        shared[label, [poor, rich]] += [1, -1]
         sizes[[poor, rich]] += [1, -1]
-    return counts
-
-
-def _client_sizes(
-    sizes: str | Sequence[int], available: Mapping[str, int], clients: Sequence[int]
-) -> list[np.ndarray]:
-    """Returns i64[n] for each domain: its clients' sizes, out of its `available` samples."""
-    total = sum(clients)
-    numbers = read_sizes(sizes if isinstance(sizes, str) else ",".join(map(str, sizes)))
-    if len(numbers) not in (1, total):
-        raise ValueError(
-            f"data.sizes is {brief(sizes)}; it must have one number for all clients, or one for "
-            f"each of the {total}"
-        )
-    # One number is for every client.
-    all_sizes = np.broadcast_to(np.array(numbers, np.int64), total)
-    sizes_by_domain = np.split(all_sizes, np.cumsum(clients)[:-1])
-    for (name, limit), size in zip(available.items(), sizes_by_domain, strict=True):
-        if size.sum() > limit:
-            raise ValueError(
-                f"data.sizes asks for {size.sum()} training samples of {name!r}, which has {limit};"
-                " lower it or raise data.fraction"
-            )
-    return sizes_by_domain
-
-
-def _quantize(shares: np.ndarray) -> np.ndarray:
-    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`."""
-    # The last bits of a gamma or normal draw may differ between machines, whose libraries differ in
-    # log and exp. After rounding, at most about one count in 10**10 differs.
-    return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
+    return shared
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -2,37 +2,43 @@
 
 A mask refers to its image as viewers show it, turned upright by its EXIF, or, with the orientation
 "stored", to the rows of its file; a mask with an EXIF orientation of its own is turned likewise.
-Masks are stretched as their images are, to the nearest value. `values` has the forms of masks, and
-the rules by which values become classes.
+Masks are stretched as their images are, to the nearest value.
+
+A mask is a number for each pixel: grey of 1, 8 or 16 bits, equal red, green and blue, or a palette.
+With a palette of greys a value is its grey, else the index of its colour. JPEG changes values, so
+masks in it are black and white: 255 from 128 upwards.
+
+The values of all masks together are 0 and 255 for the background and one region, or 0 to C - 1 with
+255 for a pixel without a label. Other values need names that state them, such as
+`data.classes=background=255,disc=128,cup=0`, or `prostate=1+2` for two values of one class.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, VOLUME
-from fedjax_bn.data.masks.values import absent_classes, classes_of, open_mask
-from fedjax_bn.data.messages import in_threads
+from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
-from fedjax_bn.data.pixels.decode import decode, hash_of_files
+from fedjax_bn.data.pixels.decode import conversion_notes, cut, hash_of_files, number_of_tiles
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
-    STORED,
     UPRIGHT,
+    open_image,
     open_raster,
-    orientation_of,
-    turned_by_pillow,
+    size_as_used,
+    turn_of,
 )
-from fedjax_bn.data.pixels.tiles import cut, number_of_tiles
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import IMAGENET
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"
-_FORM = 3  # raise it when the same files would give other masks
+_FORM = 4  # raise it when the same files would give other masks
+_REMEDY = "save it as a PNG with a number for each class"
 
 
 class Pair(NamedTuple):
@@ -56,7 +62,7 @@ class Squares(NamedTuple):
     Attributes:
       image_size: pixels a side.
       large: "resize" stretches an image to the square; "tiles" cuts it at its own resolution, see
-        `pixels.tiles`.
+        `decode.cut`.
       cache, progress, max_megapixels, orientation: see `pixels.decode`.
     """
 
@@ -68,14 +74,31 @@ class Squares(NamedTuple):
     orientation: str = UPRIGHT
 
 
-def to_source(
+class Conversion(NamedTuple):
+    """The conversion of pairs of one kind of file.
+
+    Attributes:
+      form: differs from other conversions', for the name in the cache.
+      look: `look(pair) -> (count, values)`: of its squares, and bool[256] of its mask.
+      convert: `convert(pair, table) -> (squares, result)`: squares u8[count, S, S, 4], three
+        channels and the classes; `table` u8[256] has the class of a value.
+      describe: `describe(results) -> notes` on the results of all pairs, in their order.
+      threads: at most; None for the machine's.
+    """
+
+    form: str
+    look: Callable[[Pair], tuple[int, np.ndarray]]
+    convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
+    describe: Callable[[Sequence[Any]], tuple[str, ...]]
+    threads: int | None = None
+
+
+def image_source(
     name: str,
     root: Path,
     domains: Mapping[str, Sequence[Pair]],
     squares: Squares,
-    *,
     classes: Sequence[str] = (),
-    values: Mapping[int, int] | None = None,
     notes: Sequence[str] = (),
 ) -> Source:
     """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
@@ -85,140 +108,265 @@ def to_source(
     label.
 
     Args:
-      name: of the dataset.
-      root: folder of the files, to which their names are relative.
-      domains: name -> its pairs, at least one each.
+      name, root, domains, classes, notes: as in `paired_source`.
       squares: how images become squares.
-      classes: names of the classes, the background first; empty to find their number.
-      values: value of a mask -> class, or `UNLABELLED`; None to find it, see `values`.
-      notes: further notes for the user.
 
     Raises:
       ValueError: a file cannot be read, or a mask has another size than its image, colours or
         unknown values.
       OSError: the cache cannot be written.
     """
-    pairs = [pair for members in domains.values() for pair in members]
-    owners = [domain for domain, members in domains.items() for _ in members]
-    images, masks = [pair.image for pair in pairs], [pair.mask for pair in pairs]
     size, is_cut = squares.image_size, squares.large == TILES
-    sizes, present = _survey(pairs, root, squares)  # before hours of decoding
-    paths = list(map(str, masks))
-    classes, table, values_note = classes_of(present, owners, paths, classes, values)
-    counts = [number_of_tiles(h, w, size) if is_cut else 1 for w, h in sizes.tolist()]
-    pixels, decoding_notes = decode(
-        images,
-        size,
-        root=root,
-        cache=squares.cache,
-        progress=squares.progress,
-        max_megapixels=squares.max_megapixels,
-        orientation=squares.orientation,
-        tiles=np.array(counts) if is_cut else None,
-    )
-    # Tiles of an image are scored together, as the slices of a volume are.
-    labels = {MASK: _decode_masks(masks, counts, table, root, squares)}
-    if is_cut:
-        labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
-    row_owners, pools = np.repeat(owners, counts), []
-    for domain, members in domains.items():
-        # Pairs of a domain follow each other, so that a slice needs no copy of the pixels.
-        start, count = int((row_owners == domain).argmax()), int((row_owners == domain).sum())
-        rows = slice(start, start + count)
-        tiles = [count for count, owner in zip(counts, owners, strict=True) if owner == domain]
-        parts = [pair.part for pair in members]
-        pools.append(
-            Pool(
-                domain,
-                pixels[rows],
-                {leaf: array[rows] for leaf, array in labels.items()},
-                np.repeat([pair.name for pair in members], tiles),
-                None if None in parts else np.repeat(np.array(parts, np.int8), tiles),
-            )
-        )
-    about = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
-    notes = [*notes, f"{len(pairs)} images with masks ({about})", values_note]
-    notes += absent_classes(present, owners, classes, table)
-    if is_cut:
-        notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
-    key = f"{squares.large} {hash_of_files([*images, *masks], root, size)}"
-    notes = (*notes, *decoding_notes)
-    return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
+    limits = squares.max_megapixels, squares.orientation
 
-
-def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> tuple[np.ndarray, np.ndarray]:
-    """Reads sizes and values of masks, which are kept in the cache.
-
-    Returns:
-      i32[N, 2], width and height of each image as used, which are its mask's too; bool[N, 256], the
-      values of each mask.
-
-    Raises:
-      ValueError: a file cannot be read, or a mask has another size than its image.
-    """
-    megapixels, orientation = squares.max_megapixels, squares.orientation
-
-    def look(pair: Pair) -> list[int]:
+    def look(pair: Pair) -> tuple[int, np.ndarray]:
         with corruption_named(pair.image):
-            image = open_raster(pair.image.read_bytes(), megapixels)
-            turned = orientation != STORED and not turned_by_pillow(image)
-            # Tags above 4 exchange width and height.
-            sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
+            width, height = size_as_used(pair.image.read_bytes(), *limits)
         with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), megapixels, orientation)
-        # 256 bits in eight numbers, because the cache keeps rows of numbers.
-        seen = np.array(mask.histogram()) > 0
-        return [*sides, *mask.size, *np.packbits(seen).view("<i4").tolist()]
-
-    key = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
-    name = f"looking at masks-{root.resolve().name}-{orientation}-{key}"
-    rows = cached_numbers(squares.cache, name, pairs, look, 12, squares.progress)
-    for pair, (width, height, *mask_size) in zip(pairs, rows[:, :4].tolist(), strict=True):
-        if mask_size != [width, height]:
+            mask = open_mask(pair.mask.read_bytes(), *limits)
+        if mask.size != (width, height):
             raise ValueError(
-                f"{pair.mask} has {mask_size[0]} x {mask_size[1]} pixels, but its image "
-                f"{pair.image} has {width} x {height}: give a mask of the image's size, or set "
-                "data.orientation if EXIF turns one of them"
+                f"{pair.mask} has {mask.width} x {mask.height} pixels, but its image {pair.image} "
+                f"has {width} x {height}: give a mask of the image's size, or set data.orientation "
+                "if EXIF turns one of them"
             )
-    present = np.unpackbits(np.ascontiguousarray(rows[:, 4:]).view(np.uint8), axis=1).astype(bool)
-    return rows[:, :2], present
+        return number_of_tiles(height, width, size) if is_cut else 1, np.array(mask.histogram()) > 0
+
+    def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, tuple[str, int]]:
+        from PIL.Image import Resampling
+
+        with corruption_named(pair.image):
+            image, mode, tag = open_image(pair.image.read_bytes(), *limits)
+        with corruption_named(pair.mask):
+            mask = open_mask(pair.mask.read_bytes(), *limits)
+        if is_cut:
+            images = cut(np.asarray(image), size)[0]
+            masks = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
+        else:
+            images = np.asarray(image.resize((size, size), Resampling.BILINEAR))[None]
+            # Between classes 1 and 3 there is no class 2, so values are never averaged.
+            masks = table[np.asarray(mask.resize((size, size), Resampling.NEAREST))][None]
+        return np.concatenate([images, masks[..., None]], -1), (mode, tag)
+
+    conversion = Conversion(
+        f"{squares.large}-{squares.orientation}-{size}",
+        look,
+        convert,
+        lambda converted: conversion_notes(converted, squares.orientation),
+    )
+    source = paired_source(name, root, domains, conversion, squares, classes, notes, is_cut)
+    return source._replace(mean=IMAGENET[0], std=IMAGENET[1])
 
 
-def _decode_masks(
-    files: Sequence[Path],
-    counts: Sequence[int],
-    table: np.ndarray,
+def paired_source(
+    name: str,
     root: Path,
-    squares: Squares,
-) -> np.ndarray:
-    """Returns the classes u8[sum of counts, size, size] of masks, cached.
+    domains: Mapping[str, Sequence[Pair]],
+    conversion: Conversion,
+    squares: Any,
+    classes: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    numbered: bool = True,
+) -> Source:
+    """Returns the squares and masks of all domains, which reach a model as u8/255.
 
     Args:
-      files: of the masks.
-      counts: N numbers, the tiles of each; 1 if they are stretched.
-      table: u8[256], the class of each value.
-      root, squares: as in `_survey`.
+      name: of the dataset.
+      root: folder of the files, to which their names are relative.
+      domains: name -> its pairs, at least one each.
+      conversion: how pairs become squares.
+      squares: has `image_size`, `cache` and `progress`.
+      classes: see `classes_of`.
+      notes: further notes for the user.
+      numbered: whether squares have the number of their pair as `volume`, to be scored together.
+    """
+    pairs = [pair for members in domains.values() for pair in members]
+    owners = [domain for domain, members in domains.items() for _ in members]
+    size, cache, progress = squares.image_size, squares.cache, squares.progress
+
+    def look(pair: Pair) -> list[int]:
+        count, values = conversion.look(pair)
+        # 256 bits in eight numbers, because the cache keeps rows of numbers.
+        return [count, *np.packbits(values).view("<i4").tolist()]
+
+    digest = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
+    place = f"{root.resolve().name}-{conversion.form}-{digest}"
+    rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 9, progress)
+    present = np.unpackbits(np.ascontiguousarray(rows[:, 1:]).view(np.uint8), axis=1).astype(bool)
+    class_names, table, class_notes = classes_of(
+        present, owners, [pair.mask for pair in pairs], classes
+    )
+    counts = rows[:, 0]
+    ends = np.cumsum([0, *counts])
+
+    def make(write: Write) -> tuple[str, ...]:
+        def convert(k: int) -> Any:
+            stored, result = conversion.convert(pairs[k], table)
+            write(stored, int(ends[k]))
+            return result
+
+        numbers = range(len(pairs))
+        results = in_threads(convert, numbers, "images with masks", progress, conversion.threads)
+        return conversion.describe(list(results))
+
+    shape = (int(ends[-1]), size, size, 4)
+    stored, converted = cached_array(cache, f"masks-{table.tobytes().hex()}-{place}", shape, make)
+    names = np.repeat([pair.name for pair in pairs], counts)
+    volumes = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    pools = []
+    for domain, members in domains.items():
+        # Pairs of a domain follow each other, so that a slice needs no copy of the pixels.
+        start = owners.index(domain)
+        rows = slice(int(ends[start]), int(ends[start + len(members)]))
+        labels = {MASK: stored[rows, ..., 3]} | ({VOLUME: volumes[rows]} if numbered else {})
+        parts = [pairs[number].part for number in volumes[rows]]
+        official = None if None in parts else np.array(parts, np.int8)
+        pools.append(Pool(domain, stored[rows, ..., :3], labels, names[rows], official))
+    sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
+    about = f"{len(pairs)} images with masks ({sizes}) as {len(stored)} squares of {size} pixels"
+    notes = (*notes, about, *class_notes, *converted)
+    mean, std, key = (0.0,) * 3, (1.0,) * 3, f"{conversion.form} {digest}"
+    return check_source(Source(name, class_names, tuple(pools), mean, std, notes, key=key))
+
+
+def open_mask(
+    content: bytes, max_megapixels: float = MEGAPIXELS, orientation: str = UPRIGHT
+) -> Any:
+    """Returns a mask as a Pillow image of mode L; the orientation is that of `raster.open_image`.
+
+    Raises:
+      ValueError: the file is not one image, or has colours, floats or numbers above 255.
+      OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
 
-    size, megapixels = squares.image_size, squares.max_megapixels
-    ends = np.cumsum(counts)
+    image = open_raster(content, max_megapixels)
+    turn, _ = turn_of(image, orientation)
+    frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
+    if frames > 1 or levels.min() < 0 or levels.max() > 255:
+        raise ValueError(f"it has {frames} frames, with numbers up to {levels.max()}: {_REMEDY}")
+    mask = Image.fromarray(levels.astype(np.uint8))
+    return mask if turn is None else mask.transpose(turn)
 
-    def make(write: Write) -> tuple[str, ...]:
-        def convert(k: int) -> None:
-            with corruption_named(files[k]):
-                mask = open_mask(files[k].read_bytes(), megapixels, squares.orientation)
-            if squares.large == TILES:
-                tiles = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
-            else:
-                # Between classes 1 and 3 there is no class 2, so values are never averaged.
-                mask = mask.resize((size, size), Image.Resampling.NEAREST)
-                tiles = table[np.asarray(mask)][None]
-            write(tiles, int(ends[k] - counts[k]))
 
-        list(in_threads(convert, range(len(files)), "masks", squares.progress))
-        return ()
+def _levels_of(image: Any) -> np.ndarray:
+    """Returns the numbers [H, W] of a Pillow image."""
+    if image.format == "JPEG":
+        return np.where(np.asarray(image.convert("L")) >= 128, 255, 0)
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(image.convert("L"))
+    if image.mode == "P":
+        # Programs save greys with a palette too; then a pixel is what viewers show.
+        palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+        is_grey = (palette == palette[:, :1]).all()
+        greys = np.pad(palette[:, 0], (0, 256 - len(palette)))
+        return greys[np.asarray(image)] if is_grey else np.asarray(image)
+    if image.mode in ("RGB", "RGBA"):
+        colours = np.asarray(image)[..., :3]
+        if (colours == colours[..., :1]).all():
+            return colours[..., 0]
+    if image.mode.startswith("I"):
+        numbers = np.asarray(image).astype(np.int64)
+        # Multiples of 257 are bytes stretched to 16 bits.
+        return numbers if (numbers % 257).any() else numbers // 257
+    raise ValueError(f"its pixels, {image.mode} of Pillow, are not numbers or greys: {_REMEDY}")
 
-    form = f"{squares.large}-{squares.orientation}-{table.tobytes().hex()}"
-    name = f"{root.resolve().name}-masks-{_FORM}-{form}-{hash_of_files(files, root, size)}"
-    return cached_array(squares.cache, name, (int(ends[-1]), size, size), make)[0]
+
+def classes_of(
+    present: np.ndarray, domains: Sequence[str], files: Sequence[Path], classes: Sequence[str] = ()
+) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
+    """Returns the classes of masks, and the class of each value.
+
+    Args:
+      present: bool[N, 256], which values each mask has.
+      domains: N names, the domain of each mask.
+      files: of the masks.
+      classes: names of the classes, the background first, such as "disc", or "disc=1+2" with its
+        values if these are not the usual ones above; empty to find their number.
+
+    Returns:
+      The names of the classes; u8[256], the class of each value, `UNLABELLED` for other values; and
+      notes on values, and on classes that no mask of a domain shows.
+
+    Raises:
+      ValueError: a mask has a value that is not a class or may be two, or all masks have the same
+        value alone.
+    """
+    names, values = _read_classes(classes)
+    shown = np.flatnonzero(present.any(0)).tolist()
+    if values is None:
+        values = _usual_values(present, np.array(domains), files, len(names))
+    unknown = [value for value in shown if value not in values]
+    if len(shown) < 2 or unknown:
+        # The rarest value is most likely the slip of one file.
+        rarest = min(unknown or shown, key=lambda value: present[:, value].sum())
+        raise ValueError(
+            f"{files[int(present[:, rarest].argmax())]} has the value {rarest}, and all masks "
+            f"together have {first_few(list(map(str, shown)))}: save at least two of 0 to "
+            f"{len(names) - 1 if names else 'C - 1'}, or 0 and 255, or state values, "
+            "data.classes=background=0,disc=128,cup=255"
+        )
+    count = 1 + max(number for number in values.values() if number != UNLABELLED)
+    regions = ["foreground"] if count == 2 else map(str, range(1, count))
+    names = names or ("background", *regions)
+    table = np.full(256, UNLABELLED, np.uint8)
+    table[list(values)] = list(values.values())
+    meanings = dict(enumerate(names)) | {UNLABELLED: "without a label"}
+    about = ", ".join(f"{value} {meanings[int(table[value])]}" for value in shown)
+    absent = _absent_classes(present, np.array(domains), names, table)
+    return names, table, [f"values of masks and what they are: {about}", *absent]
+
+
+def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
+    """Returns the names of `data.classes`, and value -> class if every name states its values."""
+    names = tuple(entry.partition("=")[0] for entry in classes)
+    stated = [
+        (value, number)
+        for number, entry in enumerate(classes)
+        for value in entry.partition("=")[2].split("+")
+    ]
+    has_values = any("=" in entry for entry in classes)
+    values = {int(value): number for value, number in stated if value.isdecimal()}
+    all_once = len(values) == len(stated) and max(values, default=0) < 256
+    if len(names) == 1 or len(set(names)) < len(names) or (has_values and not all_once):
+        raise ValueError(
+            f"data.classes={','.join(classes)} must name the background and every region once, "
+            "such as background,vessel, or with each value, 0 to 255, once, such as "
+            "background=0,vessel=1+255"
+        )
+    return names, values if has_values else None
+
+
+def _usual_values(
+    present: np.ndarray, owners: np.ndarray, files: Sequence[Path], count: int
+) -> dict[int, int]:
+    """Returns value -> class for masks of 0 and 255, or of 0 to C - 1.
+
+    `count` is the number of names in `data.classes`; 0 if it is empty.
+    """
+    largest = int(np.flatnonzero(present[:, :UNLABELLED].any(0)).max(initial=0))
+    if count in (0, 2) and largest == 0:
+        return {0: 0, UNLABELLED: 1}
+    values = {number: number for number in range(count or largest + 1)} | {UNLABELLED: UNLABELLED}
+    # Where 255 is never beside a region, it may be the region, which would be lost as unlabelled.
+    beside = owners[present[:, UNLABELLED] & present[:, 1:UNLABELLED].any(1)]
+    doubtful = present[:, UNLABELLED] & ~np.isin(owners, beside)
+    if doubtful.any() and largest in values:
+        raise ValueError(
+            f"{files[int(doubtful.argmax())]} has 255, which no mask of its domain has beside a "
+            "class: it may be a region or pixels without a label, so state the values of all masks,"
+            " such as data.classes=background=0,vessel=1+255"
+        )
+    return values
+
+
+def _absent_classes(
+    present: np.ndarray, owners: np.ndarray, classes: Sequence[str], table: np.ndarray
+) -> list[str]:
+    """Returns a note that names the classes that no mask of a domain shows; else []."""
+    absent = []
+    for domain in dict.fromkeys(owners.tolist()):
+        shown = table[present[owners == domain].any(0)]
+        if names := [name for number, name in enumerate(classes) if number not in shown]:
+            absent.append(f"{domain} ({first_few(names)})")
+    return [f"domains whose masks never show some classes: {first_few(absent)}"] if absent else []

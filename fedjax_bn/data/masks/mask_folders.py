@@ -2,37 +2,45 @@
 
     left/images/1.jpg  left/masks/1.png  right/train/images/a.tif  right/train/masks/a.gif
 
-Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes. `pairing` has
-the names by which an image finds its mask, `values` how values of masks become classes. A folder
-that itself holds images and masks is one domain, which `data.num_clients` divides. If folders name
-the part (train, val, test) of every image of a domain, the parts are its official split.
+Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes; `assemble` has
+how values of masks become classes. A folder that itself holds images and masks is one domain, which
+`data.num_clients` divides. If folders name the part (train, val, test) of every image of a domain,
+the parts are its official split.
+
+The mask of an image has the same name, but for the suffix. Around or in `images` and `masks` there
+may be folders, such as train; others, such as `fov` for the field of view, are left out. For other
+names there are patterns, an image's and its mask's, relative to the domain's folder:
+`images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both have in common,
+* any text; neither matches a /. Where domains differ, several pairs of patterns are given, of which
+a domain takes the first that fits an image and a mask.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.labelled import Slips, part_of
-from fedjax_bn.data.masks import volumes
-from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
-from fedjax_bn.data.masks.pairing import find_pairs, groups_of
+from fedjax_bn.data.division.by_class import groups_of
+from fedjax_bn.data.masks.assemble import Pair, Squares, image_source
+from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume, volume_source
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Source
 
 _WHERE = (
-    "it must hold images with masks, or a folder of such for each domain: DOMAIN/images/NAME.jpg "
-    "with DOMAIN/masks/NAME.png, one for each image and of its size"
+    "it must hold a folder of each domain with one mask for each image, DOMAIN/images/NAME.jpg and "
+    "DOMAIN/masks/NAME.png, or files that the patterns of data.pairs fit, such as "
+    "images/{}.png,masks/{}_mask.png; data.domains chooses among folders"
 )
 _NO_SPLIT = (
     "domains whose folders name a part (train, val, test) for some images only, or for no training "
     "image; they are divided as if no part were named"
 )
 _ALONE = (
-    "samples of one group are in one split; images that differ only in a side (L and R, left and "
-    "right, OD and OS) are a group, each other image is alone: if several are of one patient, "
-    "set data.groups to a regular expression for the patient in the path of an image"
+    "images that differ only in a side (L and R, left and right, OD and OS) are in one split, each "
+    "other image is alone: if several are of one patient, set data.groups"
 )
 
 
@@ -44,7 +52,7 @@ def load_mask_folders(
     classes: Sequence[str] = (),
     pairs: Sequence[str] = (),
     groups: str = "",
-    plane: str = volumes.AXIAL,
+    plane: str = AXIAL,
     window: Sequence[float | str] = (),
     **options: Any,
 ) -> Source:
@@ -54,10 +62,9 @@ def load_mask_folders(
       path: the folder.
       image_size: pixels a side of the squares.
       domains: names of folders in it; empty for all.
-      classes: names of the classes, the background first, with their values if these are not 0 to
-        C - 1, see `values`; empty to find their number.
-      pairs: patterns, see `pairing`; empty for equal names.
-      groups: a regular expression, see `pairing.groups_of`.
+      classes: names of the classes, see `assemble.classes_of`.
+      pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
+      groups: a regular expression, see `by_class.groups_of`.
       plane, window: of scans, see `volumes.Slices`.
       **options: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
         `assemble.Squares`.
@@ -76,20 +83,23 @@ def load_mask_folders(
     pairs_by_domain, notes, has_scans = {}, [], {}
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
-        scans = [file for file in files if volumes.is_volume(file.name)]
         images = [file for file in files if is_image(file.name)]
+        scans = [file for file in files if is_volume(file.name)]
         has_scans[bool(scans)] = name
-        paired = find_pairs(scans or images, folder, pairs)
-        names, note = groups_of(name, folder, paired.images, groups)
+        matched = _find_pairs(scans or images, folder, pairs)
+        names, note = groups_of(name, folder, [image for image, _ in matched], groups)
         notes.append(note)
-        parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
+        parts = [part_of(image.relative_to(folder).parts[:-1]) for image, _ in matched]
         # A split is official only if it says of every image what it is for.
         if None in parts or TRAIN not in parts:
             slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        for file in relative_names([*paired.strays, *(images if scans else ())], root):
+        used = {file for pair in matched for file in pair}
+        for file in relative_names([f for f in (*images, *scans) if f not in used], root):
             slips.add("files that are neither images nor masks left out", file)
-        pairs_by_domain[name] = list(map(Pair, paired.images, paired.masks, names, parts))
+        pairs_by_domain[name] = [
+            Pair(*pair, name, part) for pair, name, part in zip(matched, names, parts, strict=True)
+        ]
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
     if len(has_scans) == 2:
         raise ValueError(
@@ -97,29 +107,17 @@ def load_mask_folders(
             "choose domains of one kind by data.domains"
         )
     if False in has_scans:
-        return to_source("masks", root, pairs_by_domain, squares, classes=classes, notes=notes)
-    slices = volumes.Slices(
-        image_size,
-        plane=plane,
-        window=tuple(map(float, window)),
-        cache=squares.cache,
-        progress=squares.progress,
-    )
-    return volumes.to_source("masks", root, pairs_by_domain, slices, classes=classes, notes=notes)
+        return image_source("masks", root, pairs_by_domain, squares, classes, notes)
+    cut = {"plane": plane, "window": tuple(map(float, window))}
+    slices = Slices(image_size, cache=squares.cache, progress=squares.progress, **cut)
+    return volume_source("masks", root, pairs_by_domain, slices, classes, notes)
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
-    """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or a requested domain is missing.
-      ValueError: domains are in folders of parts.
-    """
-    if not root.is_dir():
-        raise FileNotFoundError(f"data.path={root} is not a folder: {_WHERE}")
-    folders = {folder.name: folder for folder in subfolders(root)}
+    """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one."""
+    folders = {folder.name: folder for folder in subfolders(root)} if root.is_dir() else {}
     has_only_parts = all(part_of([name]) is not None for name in folders)
-    if has_only_parts or any(name.lower() in ("images", "masks") for name in folders):
+    if folders and (has_only_parts or {"images", "masks"} & {name.lower() for name in folders}):
         for domain in [inner for part in folders.values() for inner in subfolders(part)]:
             # Else the domains inside of parts would silently become one.
             if has_only_parts and (domain / "images").is_dir():
@@ -128,9 +126,74 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
                     f"{root / domain.name / domain.parent.name}, for DOMAIN is around its parts"
                 )
         folders = {root.resolve().name: root}
-    if missing := [name for name in domains if name not in folders]:
+    missing = [name for name in domains if name not in folders]
+    if missing or not folders:
         raise FileNotFoundError(
-            f"data.domains names {first_few(missing)}, but data.path {root} has "
-            f"{first_few(list(folders))}: {_WHERE}"
+            f"data.path={root} has the folders {first_few(list(folders)) or '(none)'}, but not "
+            f"{first_few(missing) or 'those of domains'}: {_WHERE}"
         )
     return {name: folders[name] for name in domains or folders}
+
+
+def _find_pairs(
+    files: Sequence[Path], folder: Path, patterns: Sequence[str]
+) -> list[tuple[Path, Path]]:
+    """Returns the images and masks among the files of a domain, by their names or by patterns."""
+    key, kinds = (_key_by, patterns) if patterns else (_key_in, ("images", "masks"))
+    for image_kind, mask_kind in zip(kinds[::2], kinds[1::2], strict=True):
+        images, masks = (
+            {file: key(file.relative_to(folder), kind) for file in files}
+            for kind in (image_kind, mask_kind)
+        )
+        if any(images.values()) and any(masks.values()):
+            break
+    return pair_files(images, masks, folder, _WHERE)
+
+
+def pair_files(
+    images: Mapping[Path, str], masks: Mapping[Path, str], folder: Path, remedy: str
+) -> list[tuple[Path, Path]]:
+    """Returns the pairs of files in a folder that have one key; those with the key "" are left out.
+
+    Raises:
+      ValueError: there are no pairs, a file has no partner, or two have one key.
+    """
+    by_key: list[dict[str, Path]] = [{}, {}]
+    for keys, files in zip((images, masks), by_key, strict=True):
+        for file, key in keys.items():
+            if key and files.setdefault(key, file) is not file:
+                raise ValueError(
+                    f"{files[key]} and {file} have one name, but an image needs one mask: remove "
+                    "one of them, or choose by data.pairs"
+                )
+    image_of, mask_of = by_key
+    alone = sorted(str((image_of | mask_of)[key]) for key in image_of.keys() ^ mask_of.keys())
+    if alone or not image_of:
+        raise ValueError(
+            f"{folder} has {len(alone)} images without a mask or masks without an image, "
+            f"{first_few(alone, 3) or 'and no others'}: {remedy}"
+        )
+    return [(image, mask_of[key]) for key, image in image_of.items()]
+
+
+def stem_of(file: Path) -> str:
+    """Returns a file's name without its suffix, .nii.gz being one."""
+    return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
+
+
+def _key_in(name: Path, kind: str) -> str:
+    """Returns the other folders and the stem of a file in or below a folder; "" of others."""
+    above = [part.lower() for part in name.parts[:-1]]
+    if kind not in above:
+        return ""
+    # Without it, images/train/1.png and train/masks/1.png have one key.
+    above.remove(kind)
+    return "/".join([*above, stem_of(name)])
+
+
+def _key_by(name: Path, pattern: str) -> str:
+    """Returns what the {} of a pattern matches in a name; "" if the pattern does not fit."""
+    # Escaped first, so that dots and brackets in names mean themselves.
+    expression = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
+    match = re.fullmatch(expression, name.as_posix())
+    return match[1] if match else ""

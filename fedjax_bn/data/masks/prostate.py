@@ -22,56 +22,35 @@ unseen domains", MICCAI 2020; Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al.
 arXiv 2603.11659.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import VOLUME
+from fedjax_bn.data.label_trees import MASK, VOLUME
 from fedjax_bn.data.masks.assemble import Pair
-from fedjax_bn.data.masks.pairing import pair_by_key, stem_of
-from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume, to_source
+from fedjax_bn.data.masks.mask_folders import pair_files, stem_of
+from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume, volume_source
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
+PROTOCOLS = ("", "harmofl", "fl_medsegbench")
 _SITES: Aliases = MappingProxyType(
     {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
 )
-_CLASSES, _VALUES = ("background", "prostate"), {0: 0, 1: 1, 2: 1}
+_CLASSES = ("background=0", "prostate=1+2")
 _WHERE = (
     "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
     "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
 )
-
-
-class _Protocol(NamedTuple):
-    """Changes of `volumes.Slices`, and how many of N patients or slices train, and do not test."""
-
-    slices: Mapping[str, object]
-    ends: Callable[[int], tuple[int, int]]
-    by_slice: bool
-    note: str
-
-
-_PROTOCOLS = {
-    "harmofl": _Protocol(
-        {"labelled": True},
-        lambda count: (64 * count // 100, 80 * count // 100),
-        True,
-        "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient train, "
-        "validate and test, so that scores are not those of new patients",
-    ),
-    "fl_medsegbench": _Protocol(
-        {"labelled": True, "channels": REPEATED, "crop": 256},
-        lambda count: (7 * count // 10, 7 * count // 10 + count // 10),
-        False,
-        "data.protocol=fl_medsegbench divides patients, 70, 10 and 20 %, in our order",
-    ),
+_NOTES = {
+    "harmofl": "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient "
+    "train, validate and test, so that scores are not those of new patients",
+    "fl_medsegbench": "data.protocol=fl_medsegbench divides patients, 70, 10, 20 %, in our order",
 }
 
 
@@ -91,7 +70,7 @@ def load_prostate(
     Args:
       path: the folder of the sites.
       image_size: pixels a side.
-      protocol: "", "harmofl" or "fl_medsegbench", see above.
+      protocol: one of `PROTOCOLS`, see above.
       domains: names of sites; empty for all.
       plane, window: see `volumes.Slices`.
       cache, progress: see `pixels.decode`.
@@ -104,7 +83,7 @@ def load_prostate(
       FileNotFoundError: a folder is missing.
       ImportError: nibabel is not installed.
       ValueError: a site is unknown, a volume or a mask is missing, or a file is not right, see
-        `volumes.to_source`.
+        `volumes.volume_source`.
       OSError: the cache cannot be written.
     """
     if unknown := [name for name in domains if name not in _SITES]:
@@ -115,52 +94,52 @@ def load_prostate(
     root, folders = domain_folders(path, dataset)
     scans = {}
     for site, folder in folders.items():
-        files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
-        images: dict[tuple[str, ...], Path] = {}
-        masks: dict[tuple[str, ...], Path] = {}
-        for file in files:
-            # BMC writes _Segmentation, the others _segmentation.
-            case, ending, _ = stem_of(file).lower().partition("_segmentation")
-            (masks if ending else images)[(case,)] = file
-        paired = pair_by_key(images, masks, files, folder, _WHERE)
-        names = relative_names(paired.images, root)
-        scans[site] = list(map(Pair, paired.images, paired.masks, names))
-    slices = slices_of(protocol, image_size, plane, window)
+        images, masks = {}, {}
+        for file in sorted(folder.iterdir()):
+            if is_volume(file.name):
+                # BMC writes _Segmentation, the others _segmentation.
+                case, ending, _ = stem_of(file).lower().partition("_segmentation")
+                (masks if ending else images)[file] = case
+        pairs = pair_files(images, masks, folder, _WHERE)
+        names = relative_names([image for image, _ in pairs], root)
+        scans[site] = [Pair(*pair, name) for pair, name in zip(pairs, names, strict=True)]
+    slices = prostate_slices(protocol, image_size, plane, window)
     slices = slices._replace(cache=cache, progress=progress)
-    notes = [_PROTOCOLS[protocol].note] if protocol else []
-    source = to_source(
-        "prostate", root, scans, slices, classes=_CLASSES, values=_VALUES, notes=notes
-    )
+    source = volume_source("prostate", root, scans, slices, _CLASSES)
     if not protocol:
         return source
-    pools = [
-        _divided(pool, _PROTOCOLS[protocol], list(_SITES).index(pool.name)) for pool in source.pools
-    ]
-    return source._replace(pools=tuple(pools), key=f"{protocol} {source.key}")
+    pools = tuple(_divided(pool, protocol) for pool in source.pools)
+    notes, key = (_NOTES[protocol], *source.notes), f"{protocol} {source.key}"
+    return check_source(source._replace(pools=pools, notes=notes, key=key))
 
 
-def slices_of(
+def prostate_slices(
     protocol: str, image_size: int, plane: str = AXIAL, window: Sequence[float | str] = ()
 ) -> Slices:
     """Returns how volumes become slices with a protocol, "" for none."""
     slices = Slices(image_size, plane=plane, window=tuple(map(float, window)))
-    return slices._replace(**_PROTOCOLS[protocol].slices) if protocol else slices
+    return slices._replace(channels=REPEATED, crop=256) if protocol == PROTOCOLS[2] else slices
 
 
-def _divided(pool: Pool, protocol: _Protocol, number: int) -> Pool:
-    """Returns a site's slices with the parts of a protocol."""
-    volume = pool.labels[VOLUME]
-    group = np.unique(volume, return_inverse=True)[1]
-    if protocol.by_slice:
-        group = np.arange(len(volume))
-        names = np.array([f"{pool.names[k]}/{k:05}" for k in group])
+def _divided(pool: Pool, protocol: str) -> Pool:
+    """Returns a site's slices with a label, with the parts of a protocol."""
+    keep = pool.labels[MASK].any((1, 2))
+    # The ends of a volume are left out too, as HarmoFL's code does.
+    ends = np.flatnonzero(np.diff(pool.labels[VOLUME]))
+    keep[[0, *ends, *(ends + 1), -1]] = False
+    labels, names = {leaf: array[keep] for leaf, array in pool.labels.items()}, pool.names[keep]
+    group = np.unique(labels[VOLUME], return_inverse=True)[1]
+    if protocol == "harmofl":
+        group = np.arange(len(names))
+        names = np.array([f"{name}/{k:05}" for k, name in enumerate(names)])
         # A part of the slices has gaps and is not a body, so each slice is scored alone.
-        labels = {key: leaf for key, leaf in pool.labels.items() if key != VOLUME}
-        pool = pool._replace(names=names, labels=labels)
-    count = int(group.max()) + 1
-    order = generator(0, number).permutation(count)
+        del labels[VOLUME]
+    count = int(group.max(initial=-1)) + 1
+    training, validating = 7 * count // 10, 7 * count // 10 + count // 10
+    if protocol == "harmofl":
+        training, validating = 64 * count // 100, 80 * count // 100
+    order = generator(0, list(_SITES).index(pool.name)).permutation(count)
     parts = np.full(count, TEST, np.int8)
-    training, validating = protocol.ends(count)
     parts[order[:validating]] = VALIDATION
     parts[order[:training]] = TRAIN
-    return pool._replace(parts=parts[group])
+    return Pool(pool.name, pool.images[keep], labels, names, parts[group])

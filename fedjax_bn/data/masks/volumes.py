@@ -8,7 +8,8 @@ Intensities are clipped to the smallest one and the 99 % quantile of the whole v
 if `crop` is set, and stretched to squares: images bilinear, masks to the nearest value.
 
 The three channels of an image are a slice between its two neighbours, the first and the last slice
-being their own neighbours, or three times the slice.
+being their own neighbours, or three times the slice. `slices_of` makes the same slices of scans
+without masks, and `save_mask` scans of predicted masks.
 """
 
 import gzip
@@ -18,24 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
-from fedjax_bn.data.masks.assemble import Pair
-from fedjax_bn.data.masks.values import absent_classes, classes_of
-from fedjax_bn.data.messages import first_few, in_threads
-from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
-from fedjax_bn.data.pixels.decode import hash_of_files
+from fedjax_bn.data.label_trees import SPACING, VOLUME
+from fedjax_bn.data.masks.assemble import Conversion, Pair, paired_source
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.source import Pool, Source, check_source
-from fedjax_bn.engine.inputs import UNLABELLED
+from fedjax_bn.data.source import Source
 
-SUFFIXES = (".nii", ".nii.gz")
-CHANNELS = NEIGHBOURS, REPEATED = "neighbours", "repeated"
+NEIGHBOURS, REPEATED = "neighbours", "repeated"
 # Where columns, rows and slices run: to the right, the anterior or the superior.
-PLANES = {"axial": "RAS", "coronal": "RSA", "sagittal": "ASR"}
-AXIAL = next(iter(PLANES))
+_PLANES = {"axial": "RAS", "coronal": "RSA", "sagittal": "ASR"}
+AXIAL = next(iter(_PLANES))
 _QUANTILE = 0.99
 _THREADS = 4  # each of which has a volume of f64
-_FORM = 3  # raise it when the same files would give other slices
 _MILLIMETRES = {1: 1000.0, 2: 1.0, 3: 0.001}  # of NIfTI's codes for metre, millimetre and micron
 _SHIFT = 0.1  # voxels by which the places of an image and its mask may differ
 _ROUNDING = 1e-3  # by which resampling and scaling may change a label
@@ -47,8 +42,6 @@ class Slices(NamedTuple):
     Attributes:
       image_size: pixels a side.
       channels: "neighbours" or "repeated", see above.
-      labelled: whether slices whose mask is background alone are left out, as are the first and the
-        last of a volume.
       crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
       plane: of the slices: "axial", "coronal" or "sagittal".
       window: (low, high), the intensities in the file's units that become 0 and 255, such as -160
@@ -58,7 +51,6 @@ class Slices(NamedTuple):
 
     image_size: int
     channels: str = NEIGHBOURS
-    labelled: bool = False
     crop: int = 0
     plane: str = AXIAL
     window: tuple[float, ...] = ()
@@ -66,7 +58,7 @@ class Slices(NamedTuple):
     progress: bool = True
 
 
-class Grid(NamedTuple):
+class _Grid(NamedTuple):
     """The voxels of a volume along columns, rows and slices, in this order.
 
     Attributes:
@@ -79,41 +71,18 @@ class Grid(NamedTuple):
     affine: np.ndarray
     turn: np.ndarray
 
-    @property
-    def sides(self) -> np.ndarray:
-        """f64[3], millimetres between the centres of neighbours."""
-        return np.sqrt((self.affine[:3, :3] ** 2).sum(0))
-
-
-class _Form(NamedTuple):
-    """What the headers of a volume and its mask say.
-
-    Attributes:
-      grid: of the volume.
-      mask_turn: as `Grid.turn`, of the mask.
-      aligned: whether both have the same place in space.
-      spacing: millimetres between slices, rows and columns as they are stored, that is, stretched.
-    """
-
-    grid: Grid
-    mask_turn: np.ndarray
-    aligned: bool
-    spacing: tuple[float, float, float]
-
 
 def is_volume(name: str) -> bool:
     """Returns whether a file of this name is a NIfTI volume, and not a hidden file."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    return name.lower().endswith((".nii", ".nii.gz")) and not name.startswith(".")
 
 
-def to_source(
+def volume_source(
     name: str,
     root: Path,
     domains: Mapping[str, Sequence[Pair]],
     slices: Slices,
-    *,
     classes: Sequence[str] = (),
-    values: Mapping[int, int] | None = None,
     notes: Sequence[str] = (),
 ) -> Source:
     """Returns the slices u8[N, size, size, 3] of all domains.
@@ -122,71 +91,116 @@ def to_source(
     the header's affine and unit, of the slices as they are stored. Images reach a model as u8/255.
 
     Args:
-      name: of the dataset.
-      root: folder of the files, to which their names are relative.
-      domains: name -> its volumes and their masks, at least one each.
+      name, root, domains, classes, notes: as in `assemble.paired_source`.
       slices: how volumes become slices.
-      classes, values, notes: as in `assemble.to_source`.
 
     Raises:
       ImportError: nibabel is not installed.
-      ValueError: a file cannot be read, a volume does not have three axes, a mask has another shape
-        than its image or unknown values, or no slice is kept.
+      ValueError: a file cannot be read, a volume does not have three axes, or a mask has another
+        shape than its image or unknown values.
       OSError: a file is missing, or the cache cannot be written.
     """
+
+    def look(pair: Pair) -> tuple[int, np.ndarray]:
+        with corruption_named(pair.mask):
+            values = np.bincount(_mask_of(pair.mask).ravel(), minlength=256) > 0
+        return headers[pair][0].shape[2], values
+
+    def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, str]:
+        grid, mask_turn, _ = headers[pair]
+        with corruption_named(pair.image):
+            voxels = _voxels_of(pair.image, grid.turn)
+        grey = to_bytes(voxels, slices.window)
+        with corruption_named(pair.mask):
+            mask = table[_turned(_mask_of(pair.mask), mask_turn)]
+        images = _with_channels(grey, slices)
+        masks = np.stack([_squared(plane, slices, "NEAREST") for plane in mask])
+        is_padded = not slices.window and _is_padded(voxels, grey)
+        return np.concatenate([images, masks[..., None]], -1), pair.name if is_padded else ""
+
     pairs = [pair for members in domains.values() for pair in members]
-    owners = [domain for domain, members in domains.items() for _ in members]
-    files, masks = [file for pair in pairs for file in pair[:2]], [pair.mask for pair in pairs]
-    forms = [_form_of(pair, slices) for pair in pairs]
-    present = _values_of(masks, root, slices)
-    paths = list(map(str, masks))
-    classes, table, values_note = classes_of(present, owners, paths, classes, values)
-    ends = np.cumsum([0, *(form.grid.shape[2] for form in forms)])
-    pixels, padding_notes = _slices_of(pairs, forms, ends, root, slices, table)
-    spacing = np.array([form.spacing for form in forms], np.float32)
-    names = np.array([pair.name for pair in pairs])
-    pools = []
-    for domain in domains:
-        numbers = [number for number, owner in enumerate(owners) if owner == domain]
-        rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
-        volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
-        index, lowest, highest = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
-        steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
-        # The first and the last slice of a volume are their own neighbours.
-        images = [pixels[np.clip(index + step, lowest, highest), 0] for step in steps]
-        labels = {MASK: pixels[index, 1], VOLUME: volume, SPACING: spacing[volume]}
-        parts = [pairs[k].part for k in volume]
-        official = None if None in parts else np.array(parts, np.int8)
-        pools.append(Pool(domain, np.stack(images, -1), labels, names[volume], official))
-    sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
-    left_out = len(pixels) - sum(len(pool.images) for pool in pools)
-    notes = [
-        *notes,
-        f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left_out} left out",
+    headers = {pair: _headers_of(pair, slices) for pair in pairs}
+    moved = [str(pair.mask) for pair, (*_, is_aligned) in headers.items() if not is_aligned]
+    if moved:
+        about = f"masks with another place in space than their image: {first_few(moved, 3)}"
+        notes = [*notes, f"{about}; voxels belong together by their order in the file"]
+    form = f"slices-{slices[: slices._fields.index('cache')]}"
+    conversion = Conversion(form, look, convert, _padding_notes, _THREADS)
+    source = paired_source(name, root, domains, conversion, slices, classes, notes)
+    spacing = np.array([_spacing(grid, slices) for grid, *_ in headers.values()], np.float32)
+    pools = [
+        pool._replace(labels=pool.labels | {SPACING: spacing[pool.labels[VOLUME]]})
+        for pool in source.pools
     ]
-    if misplaced := [
-        str(mask) for mask, form in zip(masks, forms, strict=True) if not form.aligned
-    ]:
-        notes.append(
-            f"masks with another place in space than their image: {first_few(misplaced, 3)}; "
-            "voxels belong together by their order in the file"
-        )
-    notes += [*_about_planes(pairs, forms, slices.plane), *padding_notes, values_note]
-    notes += absent_classes(present, owners, classes, table)
-    conversion = repr(slices[: slices._fields.index("cache")])
-    key = f"{conversion} {hash_of_files(files, root, 0)}"
-    mean, std = (0.0,) * 3, (1.0,) * 3
-    return check_source(Source(name, classes, tuple(pools), mean, std, tuple(notes), key=key))
+    return source._replace(pools=tuple(pools))
 
 
-def open_volume(path: Path) -> Any:
+def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
+    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
+
+    Raises:
+      ImportError: nibabel is not installed.
+      ValueError: the file is not such a volume, or its slices are smaller than the crop.
+    """
+    with corruption_named(path):
+        grid = _grid_of(_open(path), slices)
+    columns, rows, depth = grid.shape
+    return (depth, rows, columns), float(abs(np.linalg.det(grid.affine))) / 1000
+
+
+def slices_of(path: Path, slices: Slices) -> np.ndarray:
+    """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
+    with corruption_named(path):
+        voxels = _voxels_of(path, _grid_of(_open(path), slices).turn)
+    return _with_channels(to_bytes(voxels, slices.window), slices)
+
+
+def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Returns the mask u8[H, W] of a slice whose middle has the mask [h, w]; 0 around it."""
+    whole = np.zeros(shape, mask.dtype)
+    _middle(whole, mask.shape)[:] = mask
+    return whole
+
+
+def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
+    """Writes classes u8[D, H, W] as a NIfTI volume with the header and the axes of its image.
+
+    Raises:
+      ValueError: the image cannot be read.
+      OSError: the file cannot be written.
+    """
+    from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
+
+    with corruption_named(image):
+        volume = _open(image)
+        turn = _grid_of(volume, Slices(1, plane=plane)).turn
+    header = volume.header.copy()
+    header.set_data_dtype(np.uint8)
+    header["cal_min"] = header["cal_max"] = 0  # else viewers show classes in the image's window
+    voxels = apply_orientation(mask.T, ornt_transform(axcodes2ornt("RAS"), turn))
+    type(volume)(voxels, volume.affine, header).to_filename(path)
+
+
+def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
+    """Returns intensities f64[...] clipped to `window` and stretched to bytes, rounded down.
+
+    Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
+    takes the quantile's place; a volume of one intensity becomes 0.
+    """
+    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
+    low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
+    if high == low and (high := volume.max()) == low:
+        return np.zeros(volume.shape, np.uint8)
+    return (255 * ((np.clip(volume, low, high) - low) / (high - low))).astype(np.uint8)
+
+
+def _open(path: Path) -> Any:
     """Returns a volume of nibabel, of which only the header is read yet."""
     try:
         import nibabel
     except ImportError as error:
         raise ImportError(
-            f"{path} is a NIfTI volume, which needs nibabel, which is not installed: "
-            "pip install 'fedjax_bn[nifti]'"
+            f"{path} is a NIfTI volume, which needs nibabel: pip install 'fedjax_bn[nifti]'"
         ) from error
     volume = nibabel.load(path)
     if len(volume.shape) != 3:
@@ -194,14 +208,11 @@ def open_volume(path: Path) -> Any:
     return volume
 
 
-def grid_of(volume: Any, plane: str) -> Grid:
-    """Returns the grid of a volume of nibabel, with slices in a plane.
+def _grid_of(volume: Any, slices: Slices) -> _Grid:
+    """Returns the grid of a volume of nibabel, with the slices of a plane.
 
     The place is that of the affine (`sform`, else `qform`, else `pixdim`) in the header's unit, or
     in millimetres if it has none.
-
-    Raises:
-      ValueError: the affine has numbers that are not finite, or axes without three directions.
     """
     from nibabel import orientations
 
@@ -211,43 +222,33 @@ def grid_of(volume: Any, plane: str) -> Grid:
         sides = ", ".join(map(str, affine[:3, :3].tolist()))
         raise ValueError(f"the axes of its affine are {sides}; write their real directions there")
     turn = orientations.ornt_transform(
-        orientations.io_orientation(affine), orientations.axcodes2ornt(PLANES[plane])
+        orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
     )
     shape = tuple(volume.shape[axis] for axis in np.argsort(turn[:, 0]))
-    return Grid(shape, affine @ orientations.inv_ornt_aff(turn, volume.shape), turn)
+    if slices.crop > min(shape[:2]):
+        raise ValueError(f"its slices of {shape[:2]} pixels are below the crop's {slices.crop}")
+    return _Grid(shape, affine @ orientations.inv_ornt_aff(turn, volume.shape), turn)
 
 
-def _form_of(pair: Pair, slices: Slices) -> _Form:
-    """Reads the headers of a volume and its mask.
+def _headers_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
+    """Returns a volume's grid, its mask's turn, and whether both have the same place in space.
 
-    A mask that has the place of its image is turned by its own header. Another one, such as one
-    that was saved without the image's affine, is turned like the image.
-
-    Raises:
-      ValueError: they do not suit each other.
+    Raises ValueError if they do not suit each other.
     """
     with corruption_named(pair.image):
-        image = open_volume(pair.image)
-        grid, crop = grid_of(image, slices.plane), slices.crop
-        if crop > min(grid.shape[:2]):
-            raise ValueError(f"its slices of {grid.shape[:2]} pixels are below the crop's {crop}")
+        image = _open(pair.image)
+        grid = _grid_of(image, slices)
     with corruption_named(pair.mask):
-        mask = open_volume(pair.mask)
-        mask_grid = grid_of(mask, slices.plane)
-        aligned = _same_place(grid, mask_grid)
-        if not aligned and mask.shape != image.shape:
+        mask = _open(pair.mask)
+        mask_grid = _grid_of(mask, slices._replace(crop=0))
+        is_aligned = _same_place(grid, mask_grid)
+        if not is_aligned and mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
-    # Stretching changes the side of a pixel, which the distances between surfaces need.
-    across, down = (
-        float(side) * (crop or count) / slices.image_size
-        for side, count in zip(grid.sides[:2], grid.shape[:2], strict=True)
-    )
     # A mask without its image's affine has the order of its voxels, not its own axes.
-    turn = mask_grid.turn if aligned else grid.turn
-    return _Form(grid, turn, aligned, (float(grid.sides[2]), down, across))
+    return grid, mask_grid.turn if is_aligned else grid.turn, is_aligned
 
 
-def _same_place(grid: Grid, mask_grid: Grid) -> bool:
+def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
     """Returns whether the corners of two grids are at the same places, and have equal indices."""
     if grid.shape != mask_grid.shape:
         return False
@@ -258,108 +259,56 @@ def _same_place(grid: Grid, mask_grid: Grid) -> bool:
     return bool((np.abs(shift) < _SHIFT).all())
 
 
-def _about_planes(pairs: Sequence[Pair], forms: Sequence[_Form], plane: str) -> list[str]:
-    """Returns a note about volumes whose voxels are far thicker along another axis than slices."""
-    thick: dict[str, list[str]] = {}
-    for pair, form in zip(pairs, forms, strict=True):
-        sides = form.grid.sides
-        axis = int(sides.argmax())
-        if sides[axis] > 2 * sides[2]:
-            direction = PLANES[plane][axis]
-            name = next(name for name, axes in PLANES.items() if axes[2] == direction)
-            thick.setdefault(name, []).append(pair.name)
-    return [
-        f"{len(names)} scans have their thickest voxels across {name} slices, but {plane} ones are "
-        f"used: {first_few(names, 3)}; data.plane={name} uses those"
-        for name, names in thick.items()
-    ]
+def _spacing(grid: _Grid, slices: Slices) -> tuple[float, float, float]:
+    """Returns millimetres between slices, rows and columns as they are stored."""
+    across, down, between = np.sqrt((grid.affine[:3, :3] ** 2).sum(0)).tolist()
+    columns, rows, _ = grid.shape
+    # Stretching changes the side of a pixel, which the distances between surfaces need.
+    down = down * (slices.crop or rows) / slices.image_size
+    return between, down, across * (slices.crop or columns) / slices.image_size
 
 
-def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
-    """Returns which slices of a volume's masks u8[D, S, S] are kept, i64[n]."""
-    keep = np.ones(len(masks), bool)
-    if slices.labelled:
-        # The ends of a volume are left out too, as HarmoFL's code does.
-        keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
-        keep[[0, -1]] = False
-    return np.flatnonzero(keep)
+def _with_channels(grey: np.ndarray, slices: Slices) -> np.ndarray:
+    """Returns u8[D, S, S, 3], the squares of a volume's slices u8[D, H, W]."""
+    stored = np.stack([_squared(plane, slices, "BILINEAR") for plane in grey])
+    steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
+    # The first and the last slice are their own neighbours.
+    index = [np.clip(np.arange(len(grey)) + step, 0, len(grey) - 1) for step in steps]
+    return np.stack([stored[rows] for rows in index], -1)
 
 
-def _values_of(masks: Sequence[Path], root: Path, slices: Slices) -> np.ndarray:
-    """Returns which values the masks have, bool[N, 256], kept in the cache."""
-
-    def look(file: Path) -> np.ndarray:
-        with corruption_named(file):
-            seen = np.bincount(_mask_of(file).ravel(), minlength=256) > 0
-        return np.packbits(seen).view("<i4")
-
-    name = f"looking at masks-{root.resolve().name}-{hash_of_files(masks, root, _FORM)}"
-    rows = cached_numbers(slices.cache, name, masks, look, 8, slices.progress)
-    return np.unpackbits(rows.view(np.uint8), axis=1).astype(bool)
+def _padding_notes(padded: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note on the scans with these names, "" for one without padding."""
+    if not (names := [name for name in padded if name]):
+        return ()
+    return (
+        f"{len(names)} scans have padding far below all other intensities, which takes most of the "
+        f"256 greys: {first_few(names, 3)}; data.window=LOW,HIGH, such as -160,240 for soft tissue "
+        "in CT, gives the greys to that range",
+    )
 
 
-def _slices_of(
-    pairs: Sequence[Pair],
-    forms: Sequence[_Form],
-    ends: np.ndarray,
-    root: Path,
-    slices: Slices,
-    table: np.ndarray,
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns u8[D, 2, size, size], the intensities and classes of all slices, cached, and notes.
-
-    The slices of pair k are `ends[k]` to `ends[k + 1]`; `table` u8[256] has the class of a value.
-    """
-    size, window = slices.image_size, slices.window
-
-    def make(write: Write) -> tuple[str, ...]:
-        def convert(k: int) -> bool:
-            with corruption_named(pairs[k].image):
-                volume = voxels_of(pairs[k].image, forms[k].grid.turn)
-            grey = to_bytes(volume, window)
-            with corruption_named(pairs[k].mask):
-                mask = table[turned(_mask_of(pairs[k].mask), forms[k].mask_turn)]
-            squares = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
-            write(np.stack(squares), int(ends[k]))
-            return not window and _is_padded(volume, grey)
-
-        numbers = range(len(pairs))
-        are_padded = in_threads(convert, numbers, "volumes", slices.progress, _THREADS)
-        padded = [pair.name for pair, is_padded in zip(pairs, are_padded, strict=True) if is_padded]
-        if not padded:
-            return ()
-        return (
-            f"{len(padded)} scans have intensities far below all others, such as padding, which "
-            f"take most of the 256 greys: {first_few(padded, 3)}; data.window=LOW,HIGH, such as "
-            "-160,240 for soft tissue in CT, gives the greys to that range",
-        )
-
-    files = [file for pair in pairs for file in pair[:2]]
-    form = f"{_FORM}-{size}-{slices.crop}-{slices.plane}-{window}-{table.tobytes().hex()}"
-    name = f"{root.resolve().name}-slices-{form}-{hash_of_files(files, root, size)}"
-    return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)
+def _is_padded(volume: np.ndarray, grey: np.ndarray) -> bool:
+    """Returns whether 95 % of the intensities above the smallest share the upper half of bytes."""
+    upper = grey >= 128
+    crowded = np.count_nonzero(upper) > 0.95 * np.count_nonzero(grey)
+    return bool(crowded and np.ptp(volume[upper]) > 0)  # else there are two intensities
 
 
-def turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """Returns the array [X, Y, Z] of a file as slices [D, H, W], see `Grid.turn`."""
-    from nibabel.orientations import apply_orientation
-
-    return apply_orientation(array, turn).T
-
-
-def turned_back(slices: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """Returns slices [D, H, W] as the array [X, Y, Z] of a file, the inverse of `turned`."""
-    from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
-
-    return apply_orientation(slices.T, ornt_transform(axcodes2ornt("RAS"), turn))
+def _read(path: Path, dtype: Any = None) -> np.ndarray:
+    """Returns the numbers [X, Y, Z] of a file, scaled by its header."""
+    content = path.read_bytes()
+    if path.suffix.lower() == ".gz":
+        content = gzip.decompress(content)  # whole, because its checksum is at the end
+    return np.asarray(type(_open(path)).from_bytes(content).dataobj, dtype)
 
 
-def voxels_of(path: Path, turn: np.ndarray) -> np.ndarray:
-    """Returns the numbers f64[D, H, W] of a volume, scaled by its header."""
+def _voxels_of(path: Path, turn: np.ndarray) -> np.ndarray:
+    """Returns the intensities f64[D, H, W] of a volume."""
     voxels = _read(path, np.float64)
     if not np.isfinite(voxels).all():
         raise ValueError("it has voxels that are not finite; replace them")
-    return turned(voxels, turn)
+    return _turned(voxels, turn)
 
 
 def _mask_of(path: Path) -> np.ndarray:
@@ -376,48 +325,24 @@ def _mask_of(path: Path) -> np.ndarray:
     return mask
 
 
-def _read(path: Path, dtype: Any = None) -> np.ndarray:
-    """Returns the numbers [X, Y, Z] of a file, scaled by its header."""
-    from nibabel.fileholders import FileHolder
+def _turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Returns the array [X, Y, Z] of a file as slices [D, H, W], see `_Grid.turn`."""
+    from nibabel.orientations import apply_orientation
 
-    with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as stream:
-        image = FileHolder(fileobj=stream)
-        volume = type(open_volume(path)).from_file_map({"image": image}, mmap=False)
-        voxels = np.asarray(volume.dataobj, dtype)
-        while stream.read(2**20):  # to the end of a packed file, where it has its checksum
-            pass
-    return voxels
+    return apply_orientation(array, turn).T
 
 
-def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
-    """Returns intensities f64[...] clipped to `window` and stretched to bytes, rounded down.
-
-    Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
-    takes the quantile's place; a volume of one intensity becomes 0.
-    """
-    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
-    low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
-    if high == low and (high := volume.max()) == low:
-        return np.zeros(volume.shape, np.uint8)
-    return (255 * ((np.clip(volume, low, high) - low) / (high - low))).astype(np.uint8)
+def _middle(plane: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Returns the view [h, w] of a slice's middle."""
+    top, left = ((side - part) // 2 for side, part in zip(plane.shape, shape, strict=True))
+    return plane[top : top + shape[0], left : left + shape[1]]
 
 
-def _is_padded(volume: np.ndarray, grey: np.ndarray) -> bool:
-    """Returns whether 95 % of the intensities above the smallest share the upper half of bytes."""
-    upper = grey >= 128
-    crowded = np.count_nonzero(upper) > 0.95 * np.count_nonzero(grey)
-    return bool(crowded and np.ptp(volume[upper]) > 0)  # else there are two intensities
-
-
-def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
-    """Returns u8[2, size, size] of a slice u8[H, W] and its mask."""
+def _squared(plane: np.ndarray, slices: Slices, resampling: str) -> np.ndarray:
+    """Returns u8[size, size] of a slice u8[H, W], cut and stretched."""
     from PIL import Image
 
-    size, crop = (slices.image_size,) * 2, slices.crop
-    if crop:
-        top, left = ((side - crop) // 2 for side in grey.shape)
-        middle = slice(top, top + crop), slice(left, left + crop)
-        grey, mask = grey[middle], mask[middle]
-    image = Image.fromarray(grey).resize(size, Image.Resampling.BILINEAR)
-    classes = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
-    return np.stack([np.asarray(image), np.asarray(classes)])
+    if slices.crop:
+        plane = _middle(plane, (slices.crop, slices.crop))
+    size = (slices.image_size, slices.image_size)
+    return np.asarray(Image.fromarray(plane).resize(size, Image.Resampling[resampling]))

@@ -12,6 +12,11 @@ sample depends on the key, its place in the batch and its own pixels, not on oth
 Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Colours are
 red, green and blue; definitions are those of Pillow's `ImageEnhance` and of torchvision, except
 that bytes are rounded once, at the end, not after each step.
+
+RandAugment (Cubuk et al., NeurIPS 2020) draws some of fourteen operations, equally strong. They are
+torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels, and zeros from
+outside, on bytes as in Pillow: image u8[H, W, C] -> u8[H, W, C]. A strength is f[] in [-1, 1], the
+magnitude over 30 with a random sign; operations without a direction use its absolute value.
 """
 
 import math
@@ -22,15 +27,16 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import PIXELS, bounded
+from fedjax_bn.arguments.ranges import PIXELS, Magnitude, Views, bounded
+from fedjax_bn.engine.backend import on_cpu
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]
-_Interval = tuple[float, float]
 
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
+_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by 13
 
 
 class LabelAugment(NamedTuple):
@@ -45,6 +51,22 @@ class LabelAugment(NamedTuple):
     moves: str
 
 
+def sample_keys(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Returns a key for each sample of a batch; ValueError unless images are u8[B, H, W, C]."""
+    if images.dtype != jnp.uint8 or images.ndim != 4:
+        raise ValueError(
+            f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: set "
+            "data.augment=none for features, which are not images"
+        )
+    # Unlike `split`, `fold_in` makes a sample's key independent of the size of the batch.
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
+
+
+def to_bytes(pixels: jax.Array) -> jax.Array:
+    """Returns pixels in [0, 1] as bytes, rounded to the nearest."""
+    return jnp.clip(jnp.floor(pixels * 255 + 0.5), 0, 255).astype(jnp.uint8)
+
+
 @bounded
 def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     """Returns DomainBed's augmentation for PACS, VLCS, OfficeHome (Gulrajani & Lopez-Paz 2021).
@@ -57,9 +79,9 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     """
     return compose(
         lambda key, image: crop_and_resize(image, *crop_box(key, *image.shape[:2]), size),
-        random_flip,
+        _random_flip,
         partial(random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
-        partial(random_grey, probability=0.1),
+        _random_grey,
     )
 
 
@@ -68,44 +90,60 @@ def office() -> Augment:
 
     Mirrors half of the images and turns all by up to 30 degrees; their size does not change.
     """
-    return compose(random_flip, partial(random_rotation, degrees=30))
+    return compose(_random_flip, _random_rotation)
+
+
+@bounded
+def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
+    """Returns RandAugment for batches u8[B, H, W, 3], with operations drawn for every image.
+
+    Args:
+      ops: number of operations, each drawn uniformly from the fourteen; 2 as in torchvision.
+      magnitude: their strength, 0 to 30; 9 as in torchvision.
+    """
+    strength = magnitude / 30
+
+    def of_image(key: jax.Array, image: jax.Array) -> jax.Array:
+        for operation_key in jax.random.split(key, ops):
+            which_key, sign_key = jax.random.split(operation_key)
+            which = jax.random.randint(which_key, (), 0, len(OPERATIONS))
+            sign = jnp.where(jax.random.bernoulli(sign_key), -1.0, 1.0)
+            image = jax.lax.switch(which, tuple(OPERATIONS.values()), image, sign * strength)
+        return image
+
+    def augment(key: jax.Array, images: jax.Array) -> jax.Array:
+        keys = sample_keys(key, images)
+        # Under `vmap` a switch computes all operations; in `lax.map` only the chosen one.
+        if on_cpu():
+            return jax.lax.map(lambda sample: of_image(*sample), (keys, images))
+        return jax.vmap(of_image)(keys, images)
+
+    return augment
 
 
 def compose(*transforms: Transform) -> Augment:
-    """Combines transforms, applied in order to every image of a batch, each with its own key.
+    """Returns `augment(key, images u8[B, H, W, C]) -> u8[B, h, w, C]`, pure and jittable.
 
-    Returns:
-      `augment(key, images u8[B, H, W, C]) -> u8[B, h, w, C]`, pure and jittable; it raises
-      ValueError if images are not bytes of that shape.
+    It applies the transforms in order to every image of a batch, each with its own key.
     """
 
-    def one(key: jax.Array, image: jax.Array) -> jax.Array:
+    def of_image(key: jax.Array, image: jax.Array) -> jax.Array:
         pixels = image.astype(float) / 255  # float32, or float64 where that is enabled
         for transform_key, transform in zip(
             jax.random.split(key, len(transforms)), transforms, strict=True
         ):
             pixels = transform(transform_key, pixels)
-        return jnp.clip(jnp.floor(pixels * 255 + 0.5), 0, 255).astype(jnp.uint8)
+        return to_bytes(pixels)
 
-    def augment(key: jax.Array, images: jax.Array) -> jax.Array:
-        if images.dtype != jnp.uint8 or images.ndim != 4:
-            raise ValueError(
-                f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: "
-                "leave it out for features, which are not images"
-            )
-        # Unlike `split`, `fold_in` makes a sample's key independent of the size of the batch.
-        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
-        return jax.vmap(one)(keys, images)
-
-    return augment
+    return lambda key, images: jax.vmap(of_image)(sample_keys(key, images), images)
 
 
 def crop_box(
     key: jax.Array,
     height: int,
     width: int,
-    scale: _Interval = (0.7, 1.0),
-    ratio: _Interval = (3 / 4, 4 / 3),
+    scale: tuple[float, float] = (0.7, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns torchvision's random box: top, left, height, width, i32[] each.
 
@@ -146,8 +184,7 @@ def crop_and_resize(
         """Returns f[size, count]: weights of old pixels in the new ones of [start, start + length).
 
         Each row is a triangle of half width max(1, length / size) about the new pixel's centre, cut
-        off at the ends of the interval and normalized to 1, as in Pillow's BILINEAR and PyTorch's
-        antialias=True.
+        off at the ends of the interval and normalized to 1.
         """
         start, length = (jnp.asarray(value).astype(image.dtype) for value in (start, length))
         scale = length / size
@@ -164,26 +201,22 @@ def crop_and_resize(
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
 
 
-def random_flip(key: jax.Array, image: jax.Array, probability: float = 0.5) -> jax.Array:
-    """Exchanges left and right with `probability`."""
-    return jnp.where(jax.random.bernoulli(key, probability), image[:, ::-1], image)
+def _random_flip(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Exchanges left and right in half of the images."""
+    return jnp.where(jax.random.bernoulli(key, 0.5), image[:, ::-1], image)
 
 
-def random_rotation(key: jax.Array, image: jax.Array, degrees: float) -> jax.Array:
-    """Turns about the centre by an angle uniform in [-degrees, degrees], see `rotate`."""
-    return rotate(image, jax.random.uniform(key, minval=-degrees, maxval=degrees))
+def _random_rotation(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Turns about the centre by an angle uniform in [-30, 30] degrees."""
+    return rotate(image, jax.random.uniform(key, minval=-30, maxval=30))
 
 
 def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
-    """Turns an image about its centre; same size, nearest pixels, zeros from outside.
+    """Turns an image [H, W, C] counterclockwise; same size, nearest pixels, zeros from outside.
 
     Equals Pillow's `rotate` with its defaults, which torchvision's RandomRotation uses; bit for bit
     if `degrees` is float64, because it uses Pillow's fixed point, with 16 bits before the point and
-    16 after.
-
-    Args:
-      image: [H, W, C] of any dtype, which is kept; H and W are at most 2**14.
-      degrees: f[], counterclockwise.
+    16 after. H and W are at most 2**14.
     """
 
     def fixed(value: jax.Array) -> jax.Array:
@@ -199,10 +232,10 @@ def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     d = fixed((high + sine * (wide - 1) - cosine * (high - 1)) / 2)
     x, y = jnp.arange(wide, dtype=jnp.int32), jnp.arange(high, dtype=jnp.int32)[:, None]
     columns, rows = (a * x + b * y + c) >> 16, (a * y - b * x + d) >> 16
-    return pixels_at(image, rows, columns)
+    return _pixels_at(image, rows, columns)
 
 
-def pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+def _pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Returns the pixels of [H, W, C] in these rows and columns [h, w], zeros outside."""
     high, wide = image.shape[:2]
     inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
@@ -219,11 +252,6 @@ def random_jitter(
     `spread` has an x each for brightness, contrast and saturation, whose factors are uniform in
     [max(0, 1 - x), 1 + x], and for hue, whose shift in turns is uniform in [-x, x].
     """
-    if image.shape[-1] != 3:
-        raise ValueError(
-            f"changes of colour need images with 3 channels (red, green, blue), not "
-            f"{image.shape[-1]}: choose an augmentation without colours"
-        )
     *factors, hue = spread
     draws = jax.random.uniform(key, (8,))
     low = jnp.array([*(max(0.0, 1 - x) for x in factors), -hue])
@@ -238,7 +266,7 @@ def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Ar
 
     `factors` f[3], at least 0, are for brightness, contrast and saturation: a factor below 1 moves
     the image towards black, its mean grey or the grey of each pixel, one above 1 away from it.
-    `turns` shift hue. `order` i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE may be traced.
+    `turns` shift hue. `order` i32[n] of 0 to 3 may be traced.
     """
     for which in order:
         # All but hue are one blend, so a traced choice computes two results, not four.
@@ -252,11 +280,7 @@ def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Ar
 
 
 def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
-    """Shifts hue around the circle of HSV; saturation and value are unchanged.
-
-    Args:
-      image: f[H, W, 3] in [0, 1].
-      turns: f[], in turns; 1/3 turns red into green.
+    """Shifts hue of f[H, W, 3] around the circle of HSV; a third of a turn makes red green.
 
     Differs from Pillow's HSV: neither hue nor saturation is rounded to bytes.
     """
@@ -267,7 +291,7 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
         return jnp.clip(jnp.minimum(sixths, 4 - sixths), 0, 1)
 
     turns = jnp.asarray(turns, image.dtype)
-    red, green, blue = (image[..., i] for i in range(3))
+    red, green, blue = _colours(image)
     high, low = image.max(-1), image.min(-1)
     chroma = high - low
     inverse = 1 / jnp.where(chroma > 0, chroma, 1)
@@ -282,17 +306,125 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     return jnp.stack([high - chroma * valley(sixths + start) for start in (5, 3, 1)], axis=-1)
 
 
-def random_grey(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
-    """Makes an RGB image grey, in three equal channels, with `probability`."""
-    return jnp.where(jax.random.bernoulli(key, probability), _grey(image), image)
+def _random_grey(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Makes one in ten RGB images grey, in three equal channels."""
+    return jnp.where(jax.random.bernoulli(key, 0.1), _grey(image), image)
+
+
+def _colours(image: jax.Array) -> list[jax.Array]:
+    """Returns red, green and blue, [H, W] each."""
+    if image.shape[-1] != 3:
+        raise ValueError(
+            f"changes of colour need images with 3 channels, not {image.shape[-1]}: choose a "
+            "data.augment without colours"
+        )
+    return [image[..., i] for i in range(3)]
 
 
 def _grey(image: jax.Array) -> jax.Array:
     """Returns f[H, W, 1] of f[H, W, 3]: 0.299 red + 0.587 green + 0.114 blue."""
-    red, green, blue = (image[..., i : i + 1] * _LUMA[i] for i in range(3))
+    red, green, blue = (
+        colour[..., None] * weight for colour, weight in zip(_colours(image), _LUMA, strict=True)
+    )
     return red + green + blue
 
 
 def _between(draws: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
     """Returns draws from [0, 1) stretched to [low, high)."""
     return low + (high - low) * draws
+
+
+def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
+    """Returns for each new pixel the old one nearest to its centre; 0 outside.
+
+    `rows` (a, b, c) gives the old row, a * row + b * column + c; `columns` gives the old column.
+    """
+    high, wide = image.shape[:2]
+    y, x = jnp.arange(high, dtype=float)[:, None] + 0.5, jnp.arange(wide, dtype=float) + 0.5
+    return _pixels_at(image, *(jnp.floor(a * y + b * x + c) for a, b, c in (rows, columns)))
+
+
+def _luma(image: jax.Array) -> jax.Array:
+    """Returns Pillow's mode L, computed in Pillow's fixed point."""
+    red, green, blue = (colour.astype(jnp.int32) for colour in _colours(image))
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
+
+
+def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array:
+    """Returns `ImageEnhance` with the factor 1 + 0.9 strength: plain at 0, the image at 1."""
+    from_plain, to_image = (x.astype(float) for x in (plain, image))
+    mixed = from_plain + (1 + 0.9 * strength) * (to_image - from_plain)
+    return jnp.clip(mixed, 0, 255).astype(image.dtype)  # cut, as Pillow does
+
+
+def _contrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    # Pillow rounds the mean to a byte before it blends.
+    mean = jnp.floor(_luma(image).astype(float).mean() + 0.5).astype(image.dtype)
+    return _blend(jnp.full_like(image, mean), image, strength)
+
+
+def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
+    pixels = image.astype(jnp.int32)
+    high, wide = image.shape[:2]
+    smooth = sum(
+        weight * pixels[row : high - 2 + row, column : wide - 2 + column]
+        for row, weights in enumerate(_SMOOTH)
+        for column, weight in enumerate(weights)
+    )
+    inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
+    # Pillow leaves the border of one pixel unchanged.
+    return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
+
+
+def _posterize(image: jax.Array, strength: jax.Array) -> jax.Array:
+    dropped = jnp.round(4 * jnp.abs(strength)).astype(jnp.uint8)
+    return (image >> dropped) << dropped
+
+
+def _solarize(image: jax.Array, strength: jax.Array) -> jax.Array:
+    threshold = 255 * (1 - jnp.abs(strength))
+    return jnp.where(image.astype(threshold.dtype) < threshold, image, 255 - image)
+
+
+def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    del strength
+    pixels = image.astype(float)
+    low, high = pixels.min((0, 1)), pixels.max((0, 1))
+    scaled = jnp.floor((pixels - low) * (255 / jnp.where(high > low, high - low, 1)))
+    return jnp.where(high > low, scaled, pixels).astype(image.dtype)
+
+
+def _equalize(channel: jax.Array) -> jax.Array:
+    """Replaces each level by (number of darker pixels + step // 2) // step, as Pillow does.
+
+    `step` is the number of pixels below the brightest level // 255.
+    """
+    counts = jnp.zeros(256, jnp.int32).at[channel.astype(jnp.int32)].add(1)
+    step = (channel.size - counts[channel.max().astype(jnp.int32)]) // 255
+    darker = jnp.cumsum(counts) - counts
+    table = jnp.clip((darker + step // 2) // jnp.maximum(step, 1), 0, 255).astype(channel.dtype)
+    return jnp.where(step > 0, table[channel.astype(jnp.int32)], channel)
+
+
+OPERATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "identity": lambda image, strength: image,
+    "shear_x": lambda image, s: _affine(image, (1, 0, 0), (0.3 * s, 1, 0)),
+    "shear_y": lambda image, s: _affine(image, (1, 0.3 * s, 0), (0, 1, 0)),
+    "translate_x": lambda image, s: _affine(
+        image, (1, 0, 0), (0, 1, jnp.trunc(150 / 331 * image.shape[1] * s))
+    ),
+    "translate_y": lambda image, s: _affine(
+        image, (1, 0, jnp.trunc(150 / 331 * image.shape[0] * s)), (0, 1, 0)
+    ),
+    "rotate": lambda image, strength: rotate(image, 30 * strength),
+    "brightness": lambda image, strength: _blend(jnp.zeros_like(image), image, strength),
+    "color": lambda image, s: _blend(
+        jnp.broadcast_to(_luma(image)[..., None], image.shape), image, s
+    ),
+    "contrast": _contrast,
+    "sharpness": _sharpness,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "autocontrast": _autocontrast,
+    "equalize": lambda image, strength: jax.vmap(_equalize, in_axes=-1, out_axes=-1)(image),
+}

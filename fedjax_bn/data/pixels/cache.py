@@ -4,7 +4,6 @@ An array is written to a partial file and renamed when it is complete, so that a
 name is whole. A lock for its name makes a second process wait for the first and read its file.
 """
 
-import io
 import json
 import math
 import os
@@ -101,25 +100,16 @@ def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
     return write
 
 
-def _header(shape: tuple[int, ...]) -> bytes:
-    """Returns the beginning of an array's file, as NumPy writes it."""
-    header = io.BytesIO()
-    about = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, about)
-    return header.getvalue()
-
-
-def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.memmap, tuple[str, ...]] | None:
+def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]] | None:
     """Returns a file's array and notes; None if there is no file, or not one of this shape."""
-    header, size = _header(shape), math.prod(shape)
     try:
+        array = np.load(path, mmap_mode="r")
         with open(path, "rb") as file:
-            has_header = file.read(len(header)) == header
-            file.seek(len(header) + size)
+            file.seek(array.offset + array.nbytes)
             notes = tuple(json.loads(file.read()))  # follow the array
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
-    return (np.memmap(path, np.uint8, "r", len(header), shape), notes) if has_header else None
+    return (array, notes) if array.shape == shape else None
 
 
 @contextmanager
@@ -144,26 +134,26 @@ def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
 
     A file that a killed process left half written is written again.
     """
-    header, size = _header(shape), math.prod(shape)
-    partial, row, one_at_a_time = path.with_suffix(".partial"), size // shape[0], Lock()
+    size, partial, one_at_a_time = math.prod(shape), path.with_suffix(".partial"), Lock()
     with _faults_named(path, size):
         if shutil.disk_usage(path.parent).free < size:  # fails before hours of decoding
             raise OSError("its disk is full")
         file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
 
-    def put(content: np.ndarray | bytes, place: int) -> None:
+    def put(rows: np.ndarray, start: int) -> None:
         with one_at_a_time, _faults_named(path, size):
-            file.seek(place)
-            file.write(content)
-
-    def put_rows(rows: np.ndarray, start: int) -> None:
-        put(np.ascontiguousarray(rows), len(header) + start * row)
+            file.seek(begin + start * (size // shape[0]))
+            file.write(np.ascontiguousarray(rows))
 
     try:
-        put(header, 0)
-        notes = make(_in_order(put_rows))
-        put(json.dumps(list(notes)).encode(), len(header) + size)
         with _faults_named(path, size):
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            begin = file.tell()
+        notes = make(_in_order(put))
+        with _faults_named(path, size):
+            file.seek(begin + size)
+            file.write(json.dumps(list(notes)).encode())
             file.flush()
             # Before the rename, so that even after a power cut a file of the final name is whole.
             os.fsync(file.fileno())

@@ -1,8 +1,8 @@
-"""Decodes image files in parallel to one size, and caches their pixels.
+"""Decodes image files in parallel to squares of one size, and caches their pixels.
 
-Images are stretched, or letterboxed: an image of w x h pixels is scaled by min(S/w, S/h) and put
-into the middle of a grey square of S pixels a side, as for YOLO's detectors. Training and testing
-use the same stored images, so small ones are enlarged for both.
+Images are stretched, letterboxed or cut into tiles. Letterboxed, an image of w x h pixels is scaled
+by min(S/w, S/h) and put into the middle of a grey square of S pixels a side, as for YOLO's
+detectors. Training and testing use the same stored images, so small ones are enlarged for both.
 """
 
 import hashlib
@@ -18,13 +18,7 @@ import numpy as np
 from fedjax_bn.data.domain import Rows, blocks
 from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.pixels.raster import (
-    MEGAPIXELS,
-    UPRIGHT,
-    open_image,
-    orientation_notes,
-)
-from fedjax_bn.data.pixels.tiles import cut
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, open_image, orientation_notes
 
 GREY = 114  # the bytes around a letterboxed image
 _FORM = 2  # raise it when the same files would give other pixels
@@ -49,7 +43,6 @@ def decode(
     max_megapixels: float = MEGAPIXELS,
     letterbox: bool = False,
     orientation: str = UPRIGHT,
-    tiles: np.ndarray | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
@@ -68,24 +61,18 @@ def decode(
       letterbox: whether images keep their shape, in the middle of a grey square.
       orientation: "upright", turned by EXIF as every viewer does, or "stored", with the rows of the
         file, as torchvision's readers return them.
-      tiles: i64[N], the number of each image's tiles, which then follow each other instead of the
-        stretched image, see `tiles.cut`; None to stretch.
 
     Returns:
-      u8[N, size, size, 3], or that of all tiles (memory-mapped and read-only, if it comes from a
-      cache), and notes: how many images were converted from grey, palettes, CMYK or transparency,
-      and how many have an EXIF orientation.
+      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
+      many images were converted from grey, palettes, CMYK or transparency, and how many have an
+      EXIF orientation.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
       OSError: the cache cannot be written, see `cache.cached_array`.
     """
     if not files or size < 1:
-        raise ValueError(
-            f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
-        )
-    counts = np.ones(len(files), int) if tiles is None else tiles
-    ends = np.cumsum(counts)
+        raise ValueError(f"cannot decode {len(files)} files at size {size}: give at least 1 each")
 
     def make(write: Write) -> tuple[str, ...]:
         def convert(k: int) -> tuple[str, int, str]:
@@ -93,18 +80,14 @@ def decode(
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = files[k].read_bytes()
-                if tiles is None:
-                    options = max_megapixels, letterbox, orientation
-                    image, mode, tag = decode_image(content, size, *options)
-                    squares = image[None]
-                else:
-                    image, mode, tag = open_image(content, max_megapixels, orientation)
-                    squares = cut(np.asarray(image), size)[0]
+                image, mode, tag = decode_image(
+                    content, size, max_megapixels, letterbox, orientation
+                )
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 return "", 1, f"{files[k]} ({' '.join(reason.split())})"
             # Threads finish in any order, so each gives its place.
-            write(squares, int(ends[k] - counts[k]))
+            write(image[None], k)
             return mode, tag, ""
 
         converted = list(in_threads(convert, range(len(files)), "decoding", progress))
@@ -113,18 +96,21 @@ def decode(
                 f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch "
                 "or unpack them again, or delete them"
             )
-        modes = Counter(mode for mode, *_ in converted if mode != "RGB")
-        about = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
-        notes = (f"images converted to RGB: {', '.join(about)}",) if about else ()
-        tagged = sum(tag != 1 for _, tag, _ in converted)
-        return (*notes, *orientation_notes(tagged, orientation))
+        return conversion_notes([(mode, tag) for mode, tag, _ in converted], orientation)
 
     name = ""
     if cache is not None:
-        form = "-letterbox" * letterbox + "-tiles" * (tiles is not None)
-        form += f"-{orientation}" * (orientation != UPRIGHT)
+        form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
-    return cached_array(cache, name, (int(ends[-1]), size, size, 3), make)
+    return cached_array(cache, name, (len(files), size, size, 3), make)
+
+
+def conversion_notes(images: Sequence[tuple[str, int]], orientation: str) -> tuple[str, ...]:
+    """Returns notes on images, each with its mode in Pillow and its EXIF orientation."""
+    modes = Counter(mode for mode, _ in images if mode != "RGB")
+    about = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+    notes = (f"images converted to RGB: {', '.join(about)}",) if about else ()
+    return (*notes, *orientation_notes(sum(tag != 1 for _, tag in images), orientation))
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
@@ -172,23 +158,18 @@ def decode_image(
     content: bytes,
     size: int,
     max_megapixels: float = MEGAPIXELS,
-    boxed: bool = False,
+    letterbox: bool = False,
     orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, str, int]:
     """Returns one image as u8[size, size, 3], its mode in Pillow and its EXIF orientation.
 
-    The image is turned upright unless `orientation` is "stored", and stretched, or letterboxed if
-    `boxed`. A GIF or TIFF gives its first frame. TIFF is always upright, because Pillow itself
-    turns it.
-
-    Raises:
-      ValueError: the file is not an image, or `raster` does not accept it.
-      OSError, and whatever else Pillow raises on a damaged file.
+    A GIF or TIFF gives its first frame. Arguments are those of `decode`; it raises as
+    `raster.open_image`.
     """
     from PIL import Image
 
     image, mode, tag = open_image(content, max_megapixels, orientation)
-    if boxed:
+    if letterbox:
         image = _letterboxed(image, size)
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
@@ -207,12 +188,8 @@ def _letterboxed(image: Any, size: int) -> Any:
     from PIL import Image
 
     left, top, wide, high = _fitted(*image.size, size)
-    if image.size != (wide, high):
-        image = image.resize((wide, high), Image.Resampling.BILINEAR)
-    if (wide, high) == (size, size):
-        return image
     square = Image.new("RGB", (size, size), (GREY,) * 3)
-    square.paste(image, (left, top))
+    square.paste(image.resize((wide, high), Image.Resampling.BILINEAR), (left, top))
     return square
 
 
@@ -259,3 +236,60 @@ def resized_masks(masks: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
     size, nearest = (shape[1], shape[0]), Image.Resampling.NEAREST
     return np.stack([np.asarray(Image.fromarray(mask).resize(size, nearest)) for mask in masks])
+
+
+def number_of_tiles(height: int, width: int, size: int) -> int:
+    """Returns how many tiles `cut` makes of an image."""
+    return -(-height // size) * -(-width // size)
+
+
+def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an image's square tiles, row by row, and their places.
+
+    The tiles follow each other without a gap; the last of a row or column is shifted so that it
+    ends with the image, and shows some pixels again. An image smaller than a tile is padded at its
+    right and lower edge.
+
+    Args:
+      image: [H, W, ...], such as an image, a mask or logits.
+      size: pixels a side of a tile, at least 1.
+      fill: the value of padding and of pixels that an earlier tile shows, such as
+        `engine.inputs.UNLABELLED` for a mask; None to repeat the edge and to show pixels again.
+
+    Returns:
+      [n, size, size, ...] and i64[n, 2], the row and column of each tile's first pixel.
+    """
+    height, width = image.shape[:2]
+    no_padding = ((0, 0),) * (image.ndim - 2)
+    around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *no_padding)
+    padding = {"mode": "edge"} if fill is None else {"constant_values": fill}
+    image = np.pad(image, around, **padding)
+    rows, columns = (  # the last one is shifted inside
+        [min(start, max(side - size, 0)) for start in range(0, side, size)]
+        for side in (height, width)
+    )
+    places = [(row, column) for row in rows for column in columns]
+    tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
+    if fill is not None:
+        # Tiles overlap at the last row and column; each pixel counts in its first tile alone.
+        shown = np.zeros(image.shape[:2], bool)
+        for tile, (y, x) in zip(tiles, places, strict=True):
+            again = shown[y : y + size, x : x + size]
+            tile[again] = fill
+            again[:] = True
+    return tiles, np.array(places, np.int64)
+
+
+def put_together(tiles: np.ndarray, places: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Returns the image [H, W, ...] of a shape (H, W) whose tiles `cut` made.
+
+    `tiles` [n, size, size, ...] are what became of them, such as predictions, at `places`
+    i64[n, 2]; a pixel is its first tile's.
+    """
+    height, width = shape
+    image = np.empty((height, width, *tiles.shape[3:]), tiles.dtype)
+    # Backwards, so that the first tile of a pixel is written last.
+    for tile, (y, x) in zip(tiles[::-1], places[::-1].tolist(), strict=True):
+        region = image[y : y + tile.shape[0], x : x + tile.shape[1]]  # ends where the image does
+        region[:] = tile[: region.shape[0], : region.shape[1]]
+    return image

@@ -10,7 +10,6 @@ eight: 1 as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height
 """
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,6 @@ _TURNS = dict(
     )
 )
 _BITS, _WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits of a number, and which number is white
-
-
-def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
-    """Returns the bytes of an image file."""
-    del max_megapixels
-    return path.read_bytes()
 
 
 def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
@@ -73,15 +66,27 @@ def open_image(
     """Returns a Pillow image in RGB, its mode in the file, and its EXIF orientation, 1 to 8.
 
     The orientation "upright" turns the image by its tag, "stored" does not. Pillow itself turns
-    TIFF, which is upright in both cases; with "stored", its tag is returned as 1.
+    TIFF, which is upright in both cases; with "stored", its tag is returned as 1. Grey becomes
+    three equal channels; transparency is dropped, as by `convert("RGB")` in DomainBed's code;
+    numbers of 9 to 16 bits keep their upper eight bits, inverted if 0 is white.
 
     Raises:
-      ValueError, OSError: as in `open_raster` and `to_rgb`.
+      ValueError: as in `open_raster`; or pixels are floats, or integers of 32 bits or with a sign,
+        so white is unknown.
+      OSError, and whatever else Pillow raises on a damaged file.
     """
     image = open_raster(content, max_megapixels)
     mode, (turn, tag) = image.mode, turn_of(image, orientation)
-    image = to_rgb(image)
+    image = _to_rgb(image)
     return image if turn is None else image.transpose(turn), mode, tag
+
+
+def size_as_used(content: bytes, max_megapixels: float, orientation: str) -> tuple[int, int]:
+    """Returns width and height of the image that `open_image` makes, without decoding it."""
+    image = open_raster(content, max_megapixels)
+    turn, tag = turn_of(image, orientation)
+    # Tags above 4 exchange width and height.
+    return image.size[::-1] if turn is not None and tag > 4 else image.size
 
 
 def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
@@ -96,34 +101,6 @@ def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
         return None, tag if orientation == UPRIGHT else 1
     turned = tag > 1 and orientation == UPRIGHT
     return Image.Transpose[_TURNS[tag]] if turned else None, tag
-
-
-def to_rgb(image: Any) -> Any:
-    """Returns a Pillow image in mode RGB.
-
-    Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
-    DomainBed's code; numbers of 9 to 16 bits keep their upper eight bits, inverted if 0 is white.
-
-    Raises:
-      ValueError: pixels are floats, or integers of 32 bits or with a sign, so white is unknown.
-      OSError, and whatever else Pillow raises on a damaged file.
-    """
-    from PIL import Image
-
-    mode = image.mode
-    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
-        # Older versions of Pillow give the 16 bits of PNG as 32.
-        tags = image.tag_v2 if image.format == "TIFF" else {}
-        grey = (np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)).astype(np.uint8)
-        image = Image.fromarray(255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey)
-    elif mode in ("I", "F"):
-        kind = "floats" if mode == "F" else "integers of 32 bits or with a sign"
-        raise ValueError(
-            f"its pixels are {kind}, which have no known value for white; save it with 8 or 16 bits"
-        )
-    elif mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # directly to RGB, Pillow would warn
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def orientation_of(image: Any) -> int:
@@ -148,8 +125,25 @@ def turned_by_pillow(image: Any) -> bool:
 
 def orientation_notes(count: int, orientation: str) -> tuple[str, ...]:
     """Returns a note on how many images have a tag other than 1; no note if no image has one."""
-    if not count:
-        return ()
-    if orientation == STORED:
-        return (f"images left as stored, against their EXIF orientation: {count}",)
-    return (f"images turned upright by their EXIF orientation: {count}",)
+    turned = "left as stored, against" if orientation == STORED else "turned upright by"
+    return (f"images {turned} their EXIF orientation: {count}",) if count else ()
+
+
+def _to_rgb(image: Any) -> Any:
+    """Returns a Pillow image in mode RGB, see `open_image`."""
+    from PIL import Image
+
+    mode = image.mode
+    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
+        # Older versions of Pillow give the 16 bits of PNG as 32.
+        tags = image.tag_v2 if image.format == "TIFF" else {}
+        grey = (np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)).astype(np.uint8)
+        image = Image.fromarray(255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey)
+    elif mode in ("I", "F"):
+        raise ValueError(
+            f"its pixels, {mode} of Pillow, have no known value for white; save it with 8 or 16 "
+            "bits"
+        )
+    elif mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # directly to RGB, Pillow would warn
+    return image if image.mode == "RGB" else image.convert("RGB")

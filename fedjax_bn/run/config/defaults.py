@@ -29,7 +29,8 @@ from fedjax_bn.arguments.ranges import (
     one_of,
     stated_range,
 )
-from fedjax_bn.data.division.forms import PARTITION, PROSTATE, SIZES
+from fedjax_bn.data.division.partition import PARTITION, SIZES
+from fedjax_bn.data.masks.prostate import PROTOCOLS
 from fedjax_bn.run.config.key_ranges import (
     EPOCHS,
     EXPRESSION,
@@ -393,7 +394,7 @@ _KEYS = {
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
     "data.protocol": _name(
         "Whose slices and parts the prostate data have. Empty: all slices, divided by patient.",
-        *PROSTATE,
+        *PROTOCOLS,
     ),
     "detection.classes": _key(
         0.5, "Gain of the classes in a detector's loss; boxes have 0.05, objectness 1.", AtLeast0

@@ -14,7 +14,6 @@ from fedjax_bn.arguments.ranges import Steps
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
-from fedjax_bn.data.division.forms import read_alpha
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
 from fedjax_bn.data.masks import mask_folders, prostate
@@ -139,7 +138,7 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
     if SPACING not in form.get("masks", ()):
         return None
     data = config.data
-    return prostate.slices_of(data.protocol, data.image_size, data.plane, data.window)
+    return prostate.prostate_slices(data.protocol, data.image_size, data.plane, data.window)
 
 
 EMBEDDED: dict[str, _Read] = {
@@ -306,7 +305,6 @@ def configured_clients(
         fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
         partition="iid" if pooled else keys.partition,
         num_clients=keys.num_clients,
-        alpha=read_alpha(keys.partition),
         clients_per_domain=keys.clients_per_domain,
         sizes=keys.sizes,
         seed=config.seed,

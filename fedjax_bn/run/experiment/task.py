@@ -16,8 +16,7 @@ from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
-from fedjax_bn.data.pixels import augment, box_augment, mask_augment
-from fedjax_bn.data.pixels.randaug import randaug
+from fedjax_bn.data.pixels import augment, label_augment
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.run.config.keys import choice_of
@@ -155,7 +154,7 @@ def _office(size: int) -> augment.Augment:
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
     """Applies random operations to each image (RandAugment)."""
     del size
-    return randaug(ops, magnitude)
+    return augment.randaug(ops, magnitude)
 
 
 # `make(size, ...) -> augment`, with the side of the images that the model reads
@@ -164,8 +163,8 @@ AUGMENTATIONS = {
     "domainbed": augment.domainbed,
     "office": _office,
     "randaug": _randaug,
-    "boxes": box_augment.of_boxes,
-    "masks": mask_augment.of_masks,
+    "boxes": label_augment.of_boxes,
+    "masks": label_augment.of_masks,
 }
 
 

@@ -5,30 +5,26 @@
 2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
 """
 
-from fedjax_bn.tasks.detection.decode import (
-    EVALUATION,
+from fedjax_bn.tasks.detection.loss import Anchors, Recipe, detection_loss
+from fedjax_bn.tasks.detection.task import (
     PREDICTION,
+    DetectedImages,
     Detections,
     Keeping,
-    decode,
     detect,
-    suppress,
+    detection,
+    mean_average_precision,
 )
-from fedjax_bn.tasks.detection.loss import Anchors, Recipe, detection_loss
-from fedjax_bn.tasks.detection.task import DetectedImages, detection, mean_average_precision
 
 __all__ = [
-    "EVALUATION",
     "PREDICTION",
     "Anchors",
     "DetectedImages",
     "Detections",
     "Keeping",
     "Recipe",
-    "decode",
     "detect",
     "detection",
     "detection_loss",
     "mean_average_precision",
-    "suppress",
 ]

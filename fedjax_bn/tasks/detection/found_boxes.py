@@ -8,13 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from fedjax_bn.tasks.detection.task import overlaps_of
 from fedjax_bn.tasks.figures import on_plot, png
 
 _OVERLAP = 0.5  # least IoU of a right box with a true box of its class, as for mAP50
 _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
 
 
-class Picture(NamedTuple):
+class BoxPicture(NamedTuple):
     """An image with its detections and true boxes.
 
     Attributes:
@@ -34,7 +35,7 @@ class Picture(NamedTuple):
     true_classes: np.ndarray
 
 
-def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
+def found_boxes(rows: Mapping[str, Sequence[BoxPicture]], names: Sequence[str]) -> bytes:
     """Draws a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
 
     Args:
@@ -96,14 +97,14 @@ def draw_box(
         ).get_bbox_patch().set_boxstyle("square", pad=0.1)
 
 
-def judge_boxes(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+def judge_boxes(picture: BoxPicture) -> tuple[np.ndarray, np.ndarray]:
     """Returns which detections are right, bool[D], and which true boxes are missed, bool[M].
 
     Each true box matches at most one detection, the best one that overlaps enough.
     """
     right = np.zeros(len(picture.classes), bool)
     missed = picture.true_classes >= 0
-    overlap = _overlaps(picture.boxes, picture.true_boxes)
+    overlap = overlaps_of(picture.boxes, picture.true_boxes, np.False_)
     for d in np.flatnonzero(picture.classes >= 0):
         able = missed & (picture.true_classes == picture.classes[d])
         value = np.where(able, overlap[d], -1)
@@ -111,13 +112,3 @@ def judge_boxes(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
             right[d] = True
             missed[value.argmax()] = False
     return right, missed
-
-
-def _overlaps(boxes: np.ndarray, true_boxes: np.ndarray) -> np.ndarray:
-    """IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 where neither box has an area."""
-    low = np.maximum(boxes[:, None, :2], true_boxes[:, :2])
-    high = np.minimum(boxes[:, None, 2:], true_boxes[:, 2:])
-    intersection = np.clip(high - low, 0, None).prod(-1)
-    areas = ((part[:, 2:] - part[:, :2]).prod(-1) for part in (boxes, true_boxes))
-    union = np.add.outer(*areas) - intersection
-    return np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)

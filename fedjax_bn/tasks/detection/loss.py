@@ -9,7 +9,7 @@ and `shard_map`: each level has M boxes x 5 cells x A anchors, with a mask of th
 for n images of S = sqrt(H W) pixels a side. Each part is a sum over levels,
 
     L_box    mean over matches of 1 - CIoU
-    L_obj    balance * mean over cells and anchors of BCE; the target is max(CIoU, 0) at a match,
+    L_obj    4, 1 and 0.4 on the levels * mean over cells and anchors of BCE; the target is max(CIoU, 0) at a match,
              the largest of several, without gradient, and 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
 
@@ -31,7 +31,7 @@ from fedjax_bn.models.yolo import Anchors
 
 Outputs = Sequence[jax.Array]
 _SIDE, _CLASSES = 640, 80  # image side and number of classes to which the gains refer
-_BALANCE = (4.0, 1.0, 0.4)
+_BALANCE = (4.0, 1.0, 0.4)  # of L_obj on the levels
 # The cell itself, and its neighbours left, up, right and down: (across, down).
 _STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
 _LEAST = 1e-7  # keeps quotients finite
@@ -42,7 +42,6 @@ class Recipe(NamedTuple):
 
     Attributes:
       box, objectness, classes: the gains g, at least 0.
-      balance: weight of L_obj on each level; () for the first weights of 4, 1, 0.4.
       scaled: whether the factors (S / 640)^2 and C / 80 above apply.
       by_batch: whether L is multiplied by n, as above; False for a mean over images.
       ratio: above 1; a side matches if it is less than `ratio` times larger or smaller than the
@@ -53,7 +52,6 @@ class Recipe(NamedTuple):
     box: float = 0.05
     objectness: float = 1.0
     classes: float = 0.5
-    balance: tuple[float, ...] = ()
     scaled: bool = True
     by_batch: bool = True
     ratio: float = 4.0
@@ -78,8 +76,7 @@ def detection_loss(
       recipe: `Recipe()` by default.
 
     Raises:
-      ValueError: outputs, anchors and balance differ in the number of levels, or outputs and
-        anchors in the number of anchors per cell.
+      ValueError: outputs and anchors differ in the number of levels, or of anchors per cell.
     """
     recipe = recipe or Recipe()
     anchor_counts = [raw.shape[3] for raw in outputs]
@@ -87,12 +84,6 @@ def detection_loss(
         raise ValueError(
             f"the detector's levels have {anchor_counts} anchors a cell, but the task's are "
             f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
-        )
-    balance = recipe.balance or _BALANCE[: len(anchor_counts)]
-    if len(balance) != len(anchor_counts):
-        raise ValueError(
-            f"a detector of {len(anchor_counts)} levels needs a balance of each, not "
-            f"{recipe.balance}: give Recipe(balance=...)"
         )
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
@@ -110,7 +101,9 @@ def detection_loss(
         height, width = outputs[0].shape[1:3]
         by_area = height * width * anchors.strides[0] ** 2 / _SIDE**2
         by_classes = (outputs[0].shape[-1] - 5) / _CLASSES
-    weighted = sum(weight * part for weight, part in zip(balance, objectness, strict=True))
+    weighted = sum(
+        weight * part for weight, part in zip(_BALANCE[: len(objectness)], objectness, strict=True)
+    )
     total = recipe.box * sum(box)
     total += recipe.objectness * by_area * weighted
     total += recipe.classes * by_classes * sum(classes)

@@ -1,4 +1,6 @@
-"""Detection as a task: the loss by which methods train, and mean average precision as the score.
+"""Detection as a task: decoded boxes, and mean average precision as the score.
+
+Shapes of detections are fixed: every image has D of them, of which unused ones have class -1.
 
 Average precision is COCO's, computed on the host in float64. For every class the detections of all
 images are sorted by score. A detection is right if its IoU with a box of its class and image is at
@@ -11,16 +13,39 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_bn.task import Score, Task
-from fedjax_bn.tasks.detection.decode import EVALUATION, Detections, Keeping, detect
-from fedjax_bn.tasks.detection.loss import Anchors, Outputs, Recipe, detection_loss
+from fedjax_bn.tasks.detection.loss import (
+    Anchors,
+    Outputs,
+    Recipe,
+    decode_offsets,
+    detection_loss,
+    iou,
+    to_corners,
+)
 
 THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _RECALLS = np.linspace(0, 1, 101)
 _MOST = 100  # number of detections per class and image that count
 _SCORES = {"mAP50": THRESHOLDS[:1], "mAP50-95": THRESHOLDS}
+
+
+class Detections(NamedTuple):
+    """The detections in images, best first.
+
+    Attributes:
+      boxes: corners f[B, D, 4] in [0, 1] of the image; 0 where there is nothing.
+      scores: f[B, D] in [0, 1]; 0 where there is nothing.
+      classes: i32[B, D]; -1 where there is nothing.
+    """
+
+    boxes: jax.Array
+    scores: jax.Array
+    classes: jax.Array
 
 
 class DetectedImages(NamedTuple):
@@ -40,6 +65,98 @@ class DetectedImages(NamedTuple):
     classes: np.ndarray
     true_boxes: np.ndarray
     true_classes: np.ndarray
+
+
+class Keeping(NamedTuple):
+    """Rules for which predictions to keep.
+
+    Attributes:
+      score: predictions need a score above this threshold, in [0, 1].
+      overlap: a box is dropped if its IoU with a better one of its class exceeds this, in [0, 1].
+      best_class: whether a box predicts only its best class, or every class above `score`.
+      candidates: number of best predictions per image that enter suppression, at least 1.
+      detections: D, the largest number of detections per image.
+    """
+
+    score: float = 0.001
+    overlap: float = 0.6
+    best_class: bool = False
+    candidates: int = 1000
+    detections: int = 300
+
+
+# For evaluation, and for pictures.
+EVALUATION = Keeping()
+PREDICTION = Keeping(score=0.25, overlap=0.45, best_class=True, detections=100)
+
+
+def decode_predictions(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
+    """Returns all predictions: corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
+
+    The score of class c is sigmoid(objectness) sigmoid(logit of c). Boxes are clipped to the image.
+    `outputs` has one array f[B, H, W, A, 5 + C] per level.
+    """
+    boxes, scores = [], []
+    for raw, sizes, stride in zip(outputs, *anchors, strict=True):
+        batch, height, width, _, depth = raw.shape
+        centres = decode_offsets(raw[..., :4], jnp.asarray(sizes, raw.dtype) / stride)
+        across, down = (jnp.arange(n, dtype=raw.dtype) for n in (width, height))
+        corner = jnp.stack(jnp.broadcast_arrays(across[None, :], down[:, None]), -1)
+        centres = centres.at[..., :2].add(corner[:, :, None])
+        corners = to_corners(centres) / jnp.asarray((width, height) * 2, raw.dtype)
+        boxes.append(jnp.clip(corners, 0, 1).reshape(batch, -1, 4))
+        score = jax.nn.sigmoid(raw[..., 4:5]) * jax.nn.sigmoid(raw[..., 5:])
+        scores.append(score.reshape(batch, -1, depth - 5))
+    return jnp.concatenate(boxes, 1), jnp.concatenate(scores, 1)
+
+
+def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
+    """Applies non-maximum suppression to corners f[B, N, 4] with scores f[B, N, C].
+
+    It keeps the best boxes first; each one removes the overlapping boxes of its class.
+    """
+
+    def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
+        # The n best pairs of box and class belong to the n boxes with the best top scores.
+        limit, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
+        best, place = lax.top_k(scores.max(-1), limit)
+        if keeping.best_class:
+            boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
+            scores = best
+        else:
+            scores, pair = lax.top_k(
+                scores[place].reshape(-1), min(keeping.candidates, limit * number)
+            )
+            row, classes = jnp.divmod(pair, number)
+            boxes = boxes[place[row]]
+        depth = keeping.detections
+
+        def goes_on(state: tuple) -> jax.Array:
+            count, alive, _ = state
+            return (count < depth) & alive.any()
+
+        def keep_one(state: tuple) -> tuple:
+            count, alive, chosen = state
+            best = jnp.argmax(alive).astype(jnp.int32)  # the first, because scores are sorted
+            beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
+            alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
+            return count + 1, alive, chosen.at[count].set(best)
+
+        start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
+        count, _, chosen = lax.while_loop(goes_on, keep_one, start)
+        used = jnp.arange(depth, dtype=jnp.int32) < count
+        return Detections(
+            jnp.where(used[:, None], boxes[chosen], 0),
+            jnp.where(used, scores[chosen], 0),
+            jnp.where(used, classes[chosen], -1),
+        )
+
+    return jax.vmap(of_image)(boxes, scores)
+
+
+def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:
+    """Returns the detections in images from the outputs of a network for them."""
+    return suppress(*decode_predictions(outputs, anchors), keeping)
 
 
 def detection(
@@ -62,21 +179,20 @@ def detection(
       score: "mAP50" or "mAP50-95", in percent; 0 where there are no boxes.
 
     Raises:
-      ValueError: the score is unknown; a level has no stride or no anchors; levels have different
-        numbers of anchors; or a size or stride is not above 0.
+      ValueError: the score is unknown; levels have no stride or different numbers of anchors; or a
+        size or stride is not above 0.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r} is unknown; valid are {', '.join(_SCORES)}")
     sizes, strides = anchors
-    if not sizes or len(sizes) != len(strides) or len({len(level) for level in sizes}) != 1:
-        raise ValueError(
-            f"anchors have {[len(level) for level in sizes]} sizes on their levels and "
-            f"{len(strides)} strides: give each level one stride and all the same number of sizes"
-        )
     numbers = [number for level in sizes for size in level for number in size]
-    if not numbers or min(*numbers, *strides) <= 0:
-        raise ValueError(f"anchors need sizes and strides above 0, not {sizes} and {strides}")
-    recipe, thresholds = recipe or Recipe(), _SCORES[score]
+    counts = {len(level) for level in sizes}
+    if len(sizes) != len(strides) or len(counts) != 1 or min(*numbers, *strides, 1) <= 0:
+        raise ValueError(
+            f"anchors have the sizes {sizes} and strides {strides}: give each level one stride and "
+            "all the same number of sizes, above 0"
+        )
+    thresholds = _SCORES[score]
 
     def loss(outputs: Outputs, label: Any, valid: jax.Array) -> jax.Array:
         return detection_loss(outputs, label, valid, anchors, recipe)
@@ -172,13 +288,7 @@ def _match(
     right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
     if not len(true):
         return right, ignored
-    low = np.maximum(boxes[:, None, :2], true[:, :2])
-    high = np.minimum(boxes[:, None, 2:], true[:, 2:])
-    intersection = np.clip(high - low, 0, None).prod(-1)
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
-    # The IoU f64[d, m]; for a crowd, the share of the detection that is inside the crowd.
-    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - intersection)
-    overlap = np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)
+    overlap = overlaps_of(boxes, true, crowd)
     for t, threshold in enumerate(thresholds):
         # As in pycocotools, a perfect overlap reaches a threshold of 1 despite rounding.
         threshold, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
@@ -193,3 +303,16 @@ def _match(
                     right[t, d], ignored[t, d] = ~crowd[best], crowd[best]
                     break
     return right, ignored
+
+
+def overlaps_of(boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """Returns IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 where neither box has an area.
+
+    With a crowd, bool[m], it is the share of a detection that is inside the crowd.
+    """
+    low = np.maximum(boxes[:, None, :2], true[:, :2])
+    high = np.minimum(boxes[:, None, 2:], true[:, 2:])
+    intersection = np.clip(high - low, 0, None).prod(-1)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
+    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - intersection)
+    return np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)

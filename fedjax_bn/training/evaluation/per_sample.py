@@ -18,8 +18,8 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.models.classifier import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import Variables
-from fedjax_bn.tasks.detection.decode import PREDICTION, detect
-from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes
+from fedjax_bn.tasks.detection import PREDICTION, detect
+from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes
 from fedjax_bn.tasks.segmentation import overlays
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
@@ -102,19 +102,19 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
     with what an unseen client receives, by the received running statistics.
     """
 
-    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[Picture]]:
+    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[BoxPicture]]:
         @jax.jit
         def find(variables: Variables, images: jax.Array) -> Any:
             read = experiment.prepare(images, parameter_dtype(variables))
             outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
             return detect(outputs, experiment.model.anchors, PREDICTION)
 
-        def pictures(variables: Variables, split: Split) -> list[Picture]:
+        def pictures(variables: Variables, split: Split) -> list[BoxPicture]:
             samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
             images = np.asarray(samples_shown.images)
             boxes = jax.device_get(find(variables, images))
             true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
-            return [Picture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
+            return [BoxPicture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
 
         return pictures
 

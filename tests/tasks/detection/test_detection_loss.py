@@ -184,8 +184,6 @@ def test_what_does_not_fit_is_refused_with_a_sentence():
         detection(Anchors((((0.0, 4.0),),), (8,)))
     with pytest.raises(ValueError, match="mAP50-95"):
         detection(ANCHORS, score="mAP")
-    with pytest.raises(ValueError, match="balance"):
-        detection_loss(outputs(), labels(), ALL, ANCHORS, Recipe(balance=(1.0,)))
 
 
 def test_the_loss_and_its_gradient_are_those_of_pytorch_which_looks_at_matches_alone(x64):

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, encoded, loop_matches, outputs, sigmoid
-from fedjax_bn.tasks.detection import (
+from fedjax_bn.tasks.detection.task import (
+    THRESHOLDS,
     DetectedImages,
     Detections,
     Keeping,
-    decode,
+    decode_predictions,
     detection,
     mean_average_precision,
     suppress,
 )
-from fedjax_bn.tasks.detection.task import THRESHOLDS
 
 
 def test_predictions_are_decoded_as_the_formulas_say(x64):
     outs = outputs(images=1)
-    boxes, scores = jax.jit(lambda outs: decode(outs, ANCHORS))(outs)
+    boxes, scores = jax.jit(lambda outs: decode_predictions(outs, ANCHORS))(outs)
     n = 0
     for out, cells, sizes, stride in zip(outs, CELLS, *ANCHORS, strict=True):
         for row in range(cells[0]):

@@ -5,18 +5,20 @@ import io
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes, judge_boxes
+from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes, judge_boxes
 
 TRUE = ((0.1, 0.1, 0.3, 0.3), (0.5, 0.5, 0.9, 0.9), (0.6, 0.1, 0.8, 0.3), (0, 0, 0, 0))
 
 
-def picture(*found) -> Picture:
+def picture(*found) -> BoxPicture:
     """Rows (class, x1, y1, x2, y2), best first."""
     table = np.array(found, float).reshape(-1, 5)
     scores = np.linspace(0.9, 0.5, len(table))
     image = np.full((40, 40, 3), 128, np.uint8)
     classes = table[:, 0].astype(int)
-    return Picture(image, table[:, 1:], scores, classes, np.array(TRUE), np.array([0, 1, -3, -1]))
+    return BoxPicture(
+        image, table[:, 1:], scores, classes, np.array(TRUE), np.array([0, 1, -3, -1])
+    )
 
 
 def test_a_box_is_found_once_by_the_best_of_its_class_and_crowds_are_not_missed():

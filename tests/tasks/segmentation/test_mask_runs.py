@@ -224,17 +224,19 @@ def test_an_image_is_decoded_once_although_its_tiles_are_predicted_in_any_order(
     served, tmp_path, monkeypatch
 ):
     write_images(tmp_path / "images", [image.repeat(3, 0) for image in UNSEEN.images])
-    opened = []
-    read = predict_masks.read_image
-    monkeypatch.setattr(
-        predict_masks, "read_image", lambda file, most: opened.append(file) or read(file, most)
-    )
+    opened, open_image = [], predict_masks.open_image
+
+    def counted(content, **options):
+        opened.append(content)
+        return open_image(content, **options)
+
+    monkeypatch.setattr(predict_masks, "open_image", counted)
     files = sorted((tmp_path / "images").rglob("*.png"))
     asked = about("tiles", classes=square_masks.CLASSES)
     pictures = of_files(files, tmp_path, asked)
     found = dict(predict_masks.predicted(pictures, load(served), asked))
     assert (sorted(found), len(pictures[1])) == ([*range(13)], 39)
-    assert opened == files
+    assert opened == [file.read_bytes() for file in files]
 
 
 def test_an_image_that_exif_turns_has_a_mask_as_viewers_show_it(tmp_path):

@@ -1,0 +1,316 @@
+"""Changes training images at random on the device, and moves their boxes or masks along.
+
+`change(key, batch) -> batch` of bytes u8[B, S, S, C], and boxes or masks u8[B, S, S], see
+`data.label_trees`; each sample has its own key, so that without mosaic its result does not depend
+on others of the batch.
+
+**Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
++ 1/2 + t in shares of the side. Pixels from outside the image are grey, like the bars of a
+letterbox. A box is kept if, cut at the border, it is more than two pixels wide and high and has
+over a tenth of its moved area.
+
+A mosaic (Bochkovskiy et al. 2020, YOLOv4) replaces an image by four images of the batch that meet
+at a point c, seen through a window of one image's size. Each coordinate of c is uniform in [-1/2,
+1/2] from the middle. A mosaic has four times as many boxes, most of them padding.
+
+Differs from YOLO's usual training: hue is shifted by a part of a turn, not multiplied; colours are
+changed before the move, so that the grey outside stays grey; and the images of a mosaic come from
+one batch, not from the whole dataset, and are not cut at the border of twice the side.
+
+**Masks.** A new pixel at q, from the middle of the square, shows the old one at
+
+    p = Q R(-a) (q - t) / s  (its columns exchanged if mirrored)  + d(q)
+
+with quarter turns Q, an angle a, a scale s, a shift t, and a smooth field of displacements d. A
+scale above 1 with a shift is a random crop. The field is that of U-Net (Ronneberger et al. 2015,
+section 3.1): normal vectors on a grid of 3 x 3 points, cubic in between. Images are bilinear and
+their border is repeated outside. Masks take the nearest pixel, so that no new value appears, and
+pixels from outside are unlabelled. Brightness, contrast and gamma change images alone.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
+
+from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
+from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
+from fedjax_bn.data.pixels.augment import LabelAugment, sample_keys, shift_hue, to_bytes
+from fedjax_bn.data.pixels.decode import GREY
+from fedjax_bn.engine.inputs import UNLABELLED
+from fedjax_bn.engine.keys import stream
+
+Batch = dict[str, Any]
+_Move = tuple[jax.Array, jax.Array]  # scale f[2] and shift f[2] in shares: across and down
+_SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
+_GRID = 3  # points a side of the field of displacements
+
+
+@bounded
+def of_boxes(
+    size: int,
+    *,
+    flip: UpTo1 = 0.5,
+    scale: Share = 0.5,
+    shift: Share = 0.1,
+    hue: Share = 0.015,
+    saturation: Share = 0.7,
+    value: Share = 0.4,
+    mosaic: UpTo1 = 0.0,
+) -> LabelAugment:
+    """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
+
+    Args:
+      size: pixels a side of the images; not used, because the size does not change.
+      flip: probability of exchanging left and right.
+      scale: scales are uniform in 1 +- scale.
+      shift: shifts are uniform in +- shift of the side.
+      hue: turns are uniform in +- hue.
+      saturation, value: factors are uniform in 1 +- these.
+      mosaic: probability of a mosaic of the image and three others; YOLO's training has 1.
+    """
+    del size
+
+    def of_image(key: jax.Array, images: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
+        """Changes an image u8[T, S, S, 3] with the T - 1 = 0 or 3 that a mosaic puts beside it."""
+        draws = jax.random.uniform(key, (7,))
+        spread = 2 * draws - 1
+        mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
+        size = 1 + scale * spread[1]
+        move = jnp.stack([size * mirror, size]), shift * spread[2:4]
+        factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
+        tiles = [change_colours(image.astype(draws.dtype) / 255, *factors) for image in images]
+        if len(tiles) == 1:
+            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), *move, len(images[0]))
+            return to_bytes(move_pixels(tiles[0], *move)), boxes
+        moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
+        pixels, boxes = _joined(tiles, label, moves, seen)
+        return to_bytes(pixels), boxes
+
+    def change(key: jax.Array, batch: Batch) -> Batch:
+        images, label = batch["image"], batch["label"]
+        keys = _square_keys(key, images)
+        rows = jnp.arange(len(images))[:, None]
+        if mosaic:
+            # Draws three valid images of the batch for each; any three if none is valid.
+            logits = jnp.where(batch["valid"], 0.0, -1e9)
+            draw = partial(jax.random.categorical, logits=logits, shape=(3,))
+            partners = jax.vmap(lambda sample_key: draw(stream(sample_key, "mosaic partners")))(
+                keys
+            )
+            rows = jnp.concatenate([rows, partners], 1)
+        beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
+        image, label = jax.vmap(of_image)(keys, *beside)
+        return batch | {"image": image, "label": label}
+
+    return LabelAugment(change, BOXES)
+
+
+@bounded
+def of_masks(
+    size: int,
+    *,
+    flip: UpTo1 = 0.5,
+    quarters: UpTo1 = 0.0,
+    rotate: Degrees = 15.0,
+    scale: Share = 0.1,
+    shift: Share = 0.05,
+    elastic: Share = 0.0,
+    brightness: Share = 0.2,
+    contrast: Share = 0.2,
+    gamma: Share = 0.2,
+) -> LabelAugment:
+    """Returns random moves of images and masks, and changes of the images' intensities.
+
+    With every argument at 0 a batch keeps its bytes. With quarters=1 and flip=0.5, all eight
+    positions of a square are equally likely.
+
+    Args:
+      size: pixels a side of the images; not used, because the size does not change.
+      flip: probability of exchanging left and right.
+      quarters: probability of a turn by 0, 90, 180 or 270 degrees, equally likely.
+      rotate: angles are uniform in +- rotate.
+      scale: scales are uniform in 1 +- scale.
+      shift: shifts are uniform in +- shift of the side, down and across.
+      elastic: standard deviation of the displacements in shares of the side; U-Net's is 0.02.
+      brightness: factors are uniform in 1 +- brightness.
+      contrast: factors of the distance from the image's mean are uniform in 1 +- contrast.
+      gamma: exponents of intensities in [0, 1] are uniform in 1 +- gamma.
+    """
+    del size
+
+    def of_image(key: jax.Array, image: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        draws = jax.random.uniform(key, (11,))
+        spread = 2 * draws - 1
+        turns = jnp.where(draws[1] < quarters, jnp.floor(4 * draws[2]).astype(jnp.int32), 0)
+        move = draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4]
+        places = shown_places(len(image), *move, shift * spread[5:7])
+        if elastic:
+            field_key = stream(key, "elastic field")
+            places += elastic * _displacements(field_key, len(image), places.dtype)
+        pixels = change_intensities(
+            image.astype(draws.dtype) / 255,
+            1 + brightness * spread[7],
+            1 + contrast * spread[8],
+            1 + gamma * spread[9],
+        )
+        return to_bytes(move_image(pixels, places)), move_mask(mask, places)
+
+    def change(key: jax.Array, batch: Batch) -> Batch:
+        images, label = batch["image"], batch["label"]
+        image, mask = jax.vmap(of_image)(_square_keys(key, images), images, label[MASK])
+        return batch | {"image": image, "label": label | {MASK: mask}}
+
+    return LabelAugment(change, MASK)
+
+
+def _square_keys(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Returns `augment.sample_keys`; ValueError unless images are square."""
+    keys = sample_keys(key, images)
+    if images.shape[1] != images.shape[2]:
+        raise ValueError(f"boxes and masks are moved in squares, not {images.shape}: choose none")
+    return keys
+
+
+def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:
+    """Returns the moves of the four images of a mosaic, and which are seen: the first, or all."""
+    scale, shift = move
+    draws = jax.random.uniform(key, (3,), scale.dtype)
+    together, point = draws[0] < probability, draws[1:]
+    moves = []
+    for down in (0, 1):
+        for across in (0, 1):
+            # Tiles cover [point - 1, point] of the window; where `behind` is 1, [point, point + 1].
+            behind = jnp.asarray((across, down), point.dtype)
+            away = jnp.where(together, 1 - point - behind, 0)  # 0: not moved, as a single image
+            moves.append((scale, shift - scale * away))
+    return moves, together | (jnp.arange(4) == 0)
+
+
+def _joined(
+    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
+) -> tuple[jax.Array, Batch]:
+    """Moves those of T images f[S, S, 3] that are seen into one, and joins their T * M boxes."""
+    grey = jnp.asarray(GREY / 255, tiles[0].dtype)
+    total, parts = jnp.full_like(tiles[0], grey), []
+    for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
+        total += jnp.where(seen[t], move_pixels(image, *move) - grey, 0)
+        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), *move, len(image))
+        parts.append(_retained(boxes[BOXES], boxes[CLASS], seen[t]))
+    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Moves an image f[S, S, C] in [0, 1], bilinear; pixels from outside are grey."""
+    size, dtype = image.shape[0], image.dtype
+    grey = jnp.asarray(GREY / 255, dtype)
+    pixels = jnp.arange(size, dtype=dtype) + 0.5
+
+    def weights(scale: jax.Array, shift: jax.Array) -> jax.Array:
+        """Returns f[size, size]: the weight of each old pixel in each new one."""
+        came_from = ((pixels[:, None] / size - 0.5 - shift) / scale + 0.5) * size
+        return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
+
+    across, down = (weights(scale[i], shift[i]) for i in (0, 1))
+    # Grey is subtracted first, so that pixels from outside, whose weights are zero, become grey.
+    rows = jnp.einsum("oh,hwc->owc", down, image - grey, precision="highest")
+    return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
+
+
+def move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> Batch:
+    """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
+    boxes = label[BOXES]
+    corners = boxes.reshape(-1, 2, 2)  # [M, first or last, across or down]
+    corners = scale.astype(boxes.dtype) * (corners - 0.5) + 0.5 + shift.astype(boxes.dtype)
+    upper_left, lower_right = corners.min(1), corners.max(1)
+    cut_upper_left, cut_lower_right = jnp.clip(upper_left, 0, 1), jnp.clip(lower_right, 0, 1)
+    sides = cut_lower_right - cut_upper_left
+    areas = jnp.prod(lower_right - upper_left, -1)
+    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * areas)
+    return _retained(jnp.concatenate([cut_upper_left, cut_lower_right], -1), label[CLASS], stays)
+
+
+def _retained(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
+    """Returns boxes f[M, 4] and classes i32[M] as labels; boxes that do not stay become padding."""
+    stays &= classes != PADDING
+    return {
+        BOXES: jnp.where(stays[:, None], boxes, jnp.zeros((), boxes.dtype)),
+        CLASS: jnp.where(stays, classes, PADDING),
+    }
+
+
+def change_colours(
+    image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array
+) -> jax.Array:
+    """Shifts hue by `turns` turns, and multiplies HSV's saturation and value, up to 1."""
+    high = image.max(-1, keepdims=True)
+    chroma = high - image.min(-1, keepdims=True)
+    saturating = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
+    image = high - (high - image) * jnp.minimum(saturation, saturating)
+    image = image * jnp.minimum(value, 1 / jnp.where(high > 0, high, 1))
+    return shift_hue(image, turns)
+
+
+def shown_places(
+    size: int,
+    mirror: jax.Array,
+    turns: jax.Array,
+    degrees: jax.Array,
+    scale: jax.Array,
+    shift: jax.Array,
+) -> jax.Array:
+    """Returns f[2, size, size], the row and column of the old pixel that each new one shows.
+
+    `turns` are quarter turns; these and `degrees` are counterclockwise. `shift` f[2] moves images
+    down and across, in shares of the side.
+    """
+    angle = jnp.deg2rad(degrees)
+    # Exact cosines and sines of quarter turns keep pixels on pixels.
+    quarters = jnp.array([1, 0, -1, 0, 1], degrees.dtype)
+    turned = _rotation(quarters[turns], quarters[turns + 1] * -1)
+    matrix = turned @ _rotation(jnp.cos(angle), jnp.sin(angle)) / scale
+    matrix = jnp.where(mirror, jnp.array([[1], [-1]], degrees.dtype), 1) * matrix
+    middle = (size - 1) / 2
+    pixels = jnp.stack(
+        jnp.meshgrid(*[jnp.arange(size, dtype=matrix.dtype) - middle] * 2, indexing="ij")
+    )
+    pixels -= (shift * size)[:, None, None]
+    # Sums of products, not a matrix product, which accelerators may round to fewer bits.
+    return (matrix[:, :, None, None] * pixels).sum(1) + middle
+
+
+def _rotation(cosine: jax.Array, sine: jax.Array) -> jax.Array:
+    """Returns f[2, 2], which maps rows and columns back from a counterclockwise turn."""
+    return jnp.stack([jnp.stack([cosine, sine]), jnp.stack([-sine, cosine])])
+
+
+def _displacements(key: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """Returns smooth displacements f[2, size, size], whose standard deviation is the side."""
+    points = size * jax.random.normal(key, (2, _GRID, _GRID), dtype)
+    return jax.image.resize(points, (2, size, size), "cubic")
+
+
+def move_image(image: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns the pixels of f[S, S, C] at `places`, bilinear, with the border repeated outside."""
+    at = partial(map_coordinates, coordinates=list(places), order=1, mode="nearest")
+    return jax.vmap(at, -1, -1)(image)
+
+
+def move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns the nearest pixels of u8[S, S] at `places`, unlabelled outside."""
+    rows, columns = jnp.floor(places + 0.5).astype(jnp.int32)
+    inside = (rows >= 0) & (rows < len(mask)) & (columns >= 0) & (columns < len(mask))
+    values = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
+    return jnp.where(inside, values, jnp.asarray(UNLABELLED, mask.dtype))
+
+
+def change_intensities(
+    image: jax.Array, brightness: jax.Array, contrast: jax.Array, gamma: jax.Array
+) -> jax.Array:
+    """Applies brightness, contrast about the mean and gamma, in this order, to f[S, S, C]."""
+    image = jnp.clip(brightness * image, 0, 1)
+    image = jnp.clip(contrast * image + (1 - contrast) * image.mean(), 0, 1)
+    return image**gamma
