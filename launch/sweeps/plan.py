@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # an installed fedjax_bn comes first
 
-from fedjax_bn.report.published import Cell as Published  # noqa: E402
+from fedjax_bn.report.published import PublishedNumber as Published  # noqa: E402
 from fedjax_bn.report.published import published as published_cells  # noqa: E402
 
 UNSEEN = "unseen"  # instead of a domain: the mean over all unseen ones of a run

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -137,28 +136,6 @@ def test_cases_that_compile_at_once_are_timed_one_after_another(bench, monkeypat
     assert all(one["end"] <= after["begin"] for one, after in itertools.pairwise(found))
 
 
-def test_every_case_is_named_once_and_pytorchs_times_come_after_fedbns(bench):
-    for part, counts in bench.PARTS.items():
-        names = [case.name for case in bench.cases(part)]
-        assert len(set(names)) == len(names) == 36 + 4
-        assert names[6:8] == [f"K={k} PyTorch float32" for k in counts]
-
-
-@pytest.mark.parametrize(
-    ("torch", "why"),
-    [(None, "not installed"), ({"version": "2.13.0+cpu", "gpu": False}, "no device of this kind")],
-)
-def test_without_its_own_device_pytorch_is_absent(bench, torch, why):
-    (case,) = [one for one in bench.cases("digit_cnn", small=True) if one.method == "PyTorch"]
-    (found,) = bench.perform_all([case], {**ABOUT, "torch": torch}, 60.0)
-    assert found["outcome"] == "absent"
-    assert why in found["why"]
-
-
-def test_no_case_may_fall_back_to_the_cpu(bench):
-    assert bench.environment(ABOUT)["JAX_PLATFORMS"] == "cuda,cpu"
-
-
 def timed(seconds, **more):
     times = {"round_seconds": seconds, "least_seconds": seconds, "most_seconds": seconds}
     return {"outcome": "done", "samples_per_second": 100 / seconds, **times, **more}
@@ -229,14 +206,3 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
     about["kind"] = "NVIDIA A100-SXM4-40GB"
     with pytest.raises(SystemExit, match="--record"):
         bench.main(command)
-
-
-@pytest.mark.slow
-def test_the_whole_runs_in_small_on_cpu(tmp_path):
-    pytest.importorskip("torch")
-    record = tmp_path / "cpu.jsonl"
-    command = [sys.executable, str(FOLDER / "accelerator.py"), "--small", "--record", str(record)]
-    subprocess.run(command, check=True, cwd=tmp_path)
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    assert {line["part"] for line in lines} == {"digit_cnn", "resnet18"}
-    assert {line["record"]["outcome"] for line in lines} == {"done"}

@@ -5,9 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from coco_form import boxes_around
 from conftest import LAUNCH
-from PIL import Image
 
 import tiny_digits
 from boxed import instances, picture, text
@@ -114,26 +112,6 @@ def test_vocs_corners_are_counted_from_one_and_its_lists_divide(tmp_path):
     assert boxes_in(pool) == [[(0, 0, 0, 8, 8)], [(1, 32, 16, 64, 32)]]
 
 
-@pytest.fixture
-def raccoons(shared, tmp_path):
-    """A copy of the folder in which the converter may write."""
-    for file in sorted((shared / "data" / "raccoon").rglob("*")):
-        if file.is_file():
-            link = tmp_path / file.relative_to(shared / "data")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
-    return tmp_path / "raccoon"
-
-
-def test_two_hundred_real_photographs_are_read_from_voc(raccoons):
-    convert("voc", raccoons)
-    source = load_boxes(raccoons, image_size=16, progress=False)
-    assert source.classes == ("raccoon",)
-    assert len(source.pools[0].images) == 200
-    assert (source.pools[0].labels[CLASS] >= 0).sum() == 217
-    assert not any("left out" in note or "another size" in note for note in source.notes)
-
-
 def frame(name: str, scene: str, weather: str, *boxes) -> dict:
     rows = [
         {"category": c, "box2d": {"x1": a, "y1": b, "x2": x, "y2": y}} for c, a, b, x, y in boxes
@@ -207,13 +185,3 @@ def test_both_versions_of_vistas_are_read_by_their_config(tmp_path, inner, confi
     (pool,) = read(tmp_path / "made").pools
     crowds = [(crowd(0), 8, 0, 16, 8)] if group else []
     assert boxes_in(pool) == [[(0, 0, 0, 8, 8), (5, 30, 10, 64, 32), *crowds]]
-
-
-def test_the_box_of_an_instance_holds_all_its_pixels_and_no_more(tmp_path):
-    ids = np.random.default_rng(0).integers(0, 5, (9, 11)).astype(np.uint16) * 1000
-    Image.fromarray(ids).save(tmp_path / "a.png")
-    boxes = dict(boxes_around(tmp_path / "a.png"))
-    assert set(boxes) == {1000, 2000, 3000, 4000}
-    for value, (x1, y1, x2, y2) in boxes.items():
-        rows, columns = np.nonzero(ids == value)
-        assert (x1, y1, x2, y2) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)

@@ -54,8 +54,3 @@ def test_a_client_that_the_data_do_not_have_is_refused(run, capsys):
     said = capsys.readouterr().err
     assert "--client=cat has no training samples" in said
     assert "ant, bee, cow, dog do" in said
-
-
-def test_a_run_that_is_not_there_is_a_sentence(tmp_path, capsys):
-    assert joining.main(["--workdir", str(tmp_path / "no")]) == 2
-    assert capsys.readouterr().err.startswith("joining: ")

@@ -79,13 +79,6 @@ def test_columns_of_fedbns_table_16_are_those_its_numbers_belong_to():
     assert accuracy["MNIST"] > accuracy["USPS"] > accuracy["MNIST-M"] > accuracy["SVHN"]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ({"papers": "FedBN"}, "'papers' is not a field of a cell"),
-        ({"paper": "FedBM"}, "no published paper is 'FedBM'; there are FedBN, FedCD"),
-    ],
-)
-def test_an_unknown_field_or_value_is_an_error(where, message):
-    with pytest.raises(ValueError, match=message):
-        published(**where)
+def test_an_unknown_value_is_an_error():
+    with pytest.raises(ValueError, match=r"'FedBM'.*FedBN, FedCD"):
+        published(paper="FedBM")

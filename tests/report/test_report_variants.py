@@ -11,13 +11,12 @@ from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report.finished_runs import find_runs, variants_of
-from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.published import beside, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from method_table import METHODS
-from pages import Page
+from pages import page_of
 
 
 def variants(folder):
@@ -65,17 +64,11 @@ def test_a_label_leaves_out_what_most_variants_have(tmp_path):
 def test_a_methods_own_weighing_is_no_difference_of_the_runs(tmp_path):
     for method in ("fedavg", "fedcd", "harmofl"):
         finished(tmp_path / "own", method, 0, {"ant": 1.0})
-    assert not any("differ in more" in text for text in page_of(tmp_path, "own").paragraphs)
+    assert not any("differ in more" in text for text in page_of(tmp_path / "own").paragraphs)
     finished(tmp_path / "given", "fedavg", 0, {"ant": 1.0}, weigh="uniform")
     finished(tmp_path / "given", "fedprox", 0, {"ant": 1.0})
-    (one,) = (t for t in page_of(tmp_path, "given").paragraphs if "differ in more" in t)
+    (one,) = (t for t in page_of(tmp_path / "given").paragraphs if "differ in more" in t)
     assert one.endswith("weigh is uniform (fedavg), by_size (fedprox).")
-
-
-def page_of(folder, name):
-    out = folder / f"{name}.html"
-    write_comparison([folder / name], out)
-    return Page(out.read_text())
 
 
 def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypatch):
@@ -146,7 +139,7 @@ def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path
         assert found["fedbn", adaptation] == {"UniFed, Table 3": unifed[row, "frost"]}
         assert found["fedavg", adaptation] == {}
     assert found["fedbn", "batch"] == {}
-    said = [t for t in page_of(tmp_path, "runs").paragraphs if t.startswith("Beside")]
+    said = [t for t in page_of(tmp_path / "runs").paragraphs if t.startswith("Beside")]
     inside, first, other = said
     assert "Table 2" in inside
     assert "target=frost (empty there); no brightness, contrast" in inside
