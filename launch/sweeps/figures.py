@@ -296,7 +296,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
             about = json.loads((workdir / name / "config.json").read_text())
             config = configuration(about["config"])
             clients = configured_clients(read_data(config), config)[0].domains
-        except (UserError, OSError, ValueError) as error:
+        except (UserError, OSError, ValueError) as error:  # the data may be gone
             print(f"Fig. 6 is left out: {error}", file=sys.stderr)
             continue
         figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients)), layout="constrained")

@@ -178,14 +178,6 @@ def test_the_same_training_is_started_on_every_host_of_a_tpu(recorded):
     assert there == ["python3", "-m", "fedjax_bn.main", "--distributed", *TRAIN]
 
 
-def test_a_wheel_is_installed_on_every_host_of_a_tpu(recorded):
-    launch("tpu_vm.sh", "--name", "pod", "--zone", "z", "--wheel", "dist/fedjax_bn-1.whl")
-    copy, install = recorded()
-    assert copy[4:7] == ["scp", "dist/fedjax_bn-1.whl", "pod:"]
-    assert "--command=python3 -m pip install 'fedjax_bn-1.whl[tpu]'" in install
-    assert all("--worker=all" in call for call in (copy, install))
-
-
 # k8s_jobset.yaml
 
 
@@ -225,14 +217,6 @@ def test_the_jobset_agrees_with_itself():
 
 
 # What a process reads from its environment
-
-
-def test_a_variable_that_is_missing_is_named(monkeypatch):
-    for name, value in zip(VARIABLES, ("host:1", "2"), strict=False):
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv(VARIABLES[2], raising=False)
-    with pytest.raises(ConfigError, match="JAX_PROCESS_ID"):
-        join(True)
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", VARIABLES[1]])

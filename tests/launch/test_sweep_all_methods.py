@@ -109,10 +109,8 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert failure.read_text() == "it is not finite\n"
     shown = capsys.readouterr().out
     assert "| FedBN | 0.1 | 2 | 50.0 ± 0.0 | 60.5 ± 6.4 | +0.0 ± 0.0 | - |" in shown
-    assert all_methods.main([*arguments, "--part", "1/1"]) == 0
+    assert all_methods.main(arguments) == 0
     assert len(trained) == 6  # nothing is made twice
-    assert all_methods.main([*arguments[:-1], str(tmp_path / "new"), "--part", "2/2"]) == 0
-    assert {method for method, *_ in trained[6:]} == {"fedbn"}
 
 
 def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold_some_out(

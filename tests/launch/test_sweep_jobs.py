@@ -154,15 +154,6 @@ def test_cores_are_shared_out(cores, at_once):
     assert sum(sizes) == max(cores, at_once)
 
 
-def test_gpus_are_shared_out():
-    three = {"CUDA_VISIBLE_DEVICES": "0,2,5"}
-    assert execute.environment(1, 3, three) == {"CUDA_VISIBLE_DEVICES": "2"}
-    more = execute.environment(3, 4, three)
-    assert more["CUDA_VISIBLE_DEVICES"] == "0"
-    assert more["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert execute.environment(0, 1, three) == three
-
-
 def test_a_line_of_an_array_is_one_run_of_the_sweep(tmp_path, running, capsys):
     """launch/slurm.sbatch takes the line of its task; a run that has finished has none."""
     running()

@@ -26,7 +26,7 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
-from fedjax_bn.run.experiment.method import check_adaptations, method_maker, option_values
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
@@ -176,45 +176,6 @@ def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
     ]
     assert (inside[0].domain, inside[0].adaptation) == ("photo", plan.OWN)
     assert len(inside[-1].parts) == 4
-
-
-def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
-    rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in fedcd.SWEEP.runs}
-    both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
-    assert len(both) == 15
-    options = [option_values(changes["method"]) for changes in both]
-    assert {o["lambda_sci"] for o in options} == {0.5, 0.7, 0.8, 0.9, 1.0}
-    assert {o["eta"] for o in options} == {0.3, 0.5, 0.8}
-    assert all("weigh" not in c for c in both)  # REA is the method's own
-    alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
-    assert {c["weigh"] for c in alone} == {"by_size"}
-
-
-def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
-    rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in fedcd.SWEEP.runs}
-    weights = {
-        label: runs[cells[0].runs[0]].changes.get("weigh")
-        for label, cells in rows.items()
-        if cells[0].runs and not label.startswith("FedCD")
-    }
-    own = {"FedDG-GA": "generalization_adjustment", "REA": "risk_extrapolation:eta=0.3"}
-    alike = ("HarmoFL", "FedADG", "FedSR", "FedCMI", "FedL2R")
-    assert weights == dict.fromkeys(weights, "by_size") | own | dict.fromkeys(alike, "uniform")
-
-
-def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_others_both():
-    rows = tables_of(fedbn.SWEEP)["table17"].rows
-    served = {label: cells[0].adaptation for label, cells in rows.items()}
-    assert served == {
-        "FedBN": fedbn.OWN_STATISTICS,
-        "FedProx": "running",
-        "FedProx, statistics of test batches": fedbn.OWN_STATISTICS,
-        "FedAvg": "running",
-        "FedAvg, statistics of test batches": fedbn.OWN_STATISTICS,
-    }
-    assert all(bool(c.published) == ("," not in label) for label, (c, _) in rows.items())
 
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)

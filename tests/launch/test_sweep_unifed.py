@@ -24,21 +24,6 @@ def test_eight_algorithms_both_ways_in_two_protocols():
             assert (run.changes["data.validation"], run.changes["data.test"]) == (0.1, 0.2)
 
 
-def test_the_row_fedbn_has_batch_norms_that_were_never_updated():
-    (third,) = [table for table in unifed.SWEEP.tables if table.name == "table3"]
-    served = {
-        label: (cells[0].adaptation, bool(cells[0].published))
-        for label, cells in third.rows.items()
-        if cells[0].runs[0].startswith("external/noise/fedavg/own/")
-    }
-    assert served == {
-        "FedBN": ("initial:affine=False", True),
-        "FedBN+client-specific BN": ("tsmobn:affine=False", True),
-        "FedAvg, trained with own batch norm": ("running", False),
-        "FedAvg, trained with own batch norm+client-specific BN": ("tsmobn", False),
-    }
-
-
 def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
     losses = dict.fromkeys(INTERNAL, 50.0)
     for folder in ("averaged", "own"):
