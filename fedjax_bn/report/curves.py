@@ -64,33 +64,20 @@ class _DrawnLine(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """A section of charts with their key; of several panels the page's script shows one at a time.
-
-    Attributes:
-      title: the heading.
-      looks: name of a line -> its look; the names are the key.
-      panels: heading -> blocks.
-    """
+    """A section of charts with their key; of several panels the script shows one at a time."""
 
     title: str
-    looks: Mapping[str, _Look]
+    looks: Mapping[str, _Look]  # name of a line -> its look; the names are the key
     panels: Mapping[str, Sequence[Block]]
 
 
 class Chart(NamedTuple):
-    """A figure of curves over rounds.
-
-    Attributes:
-      title: the text above the figure.
-      heights, places: (coordinate, value) of the ticks of the y-axis and the x-axis.
-      lines: the curves, those in colour last, because SVG draws later elements on top.
-      box: the coordinates of the area of curves: left, right, top, bottom.
-    """
+    """A figure of curves over rounds."""
 
     title: str
-    heights: Sequence[tuple[float, float]]
-    places: Sequence[tuple[float, float]]
-    lines: Sequence[_DrawnLine]
+    heights: Sequence[tuple[float, float]]  # (coordinate, value) of the ticks of the y-axis
+    places: Sequence[tuple[float, float]]  # likewise of the x-axis
+    lines: Sequence[_DrawnLine]  # those in colour last, because SVG draws later elements on top
     box: tuple[int, int, int, int] = _BOX
 
 

@@ -36,25 +36,17 @@ EQUALS_FEDAVG = (
 
 
 class Run(NamedTuple):
-    """A finished run, read from its workdir.
-
-    Attributes:
-      folder: the workdir.
-      about, summary, data: the content of config.json, summary.json and data.json; `data` is empty
-        if there is no such file.
-      records: the records of all rounds, in order.
-      answers: (client, "") or (unseen domain, adaptation) -> which samples were answered rightly,
-        see `training.evaluation.answers`; empty for other tasks and runs that wrote none.
-      masks: likewise -> Dice by volume and some pictures of predicted masks.
-    """
+    """A finished run, read from its workdir."""
 
     folder: Path
-    about: Record
-    summary: Record
-    records: list[Record]
-    data: Record
+    about: Record  # the content of config.json
+    summary: Record  # the content of summary.json
+    records: list[Record]  # of all rounds, in order
+    data: Record  # the content of data.json; empty if there is no such file
+    # (client, "") or (unseen domain, adaptation) -> which samples were answered rightly; empty for
+    # other tasks and runs that wrote none
     answers: Mapping[tuple[str, str], Answered]
-    masks: Mapping[tuple[str, str], AnsweredMasks] = {}
+    masks: Mapping[tuple[str, str], AnsweredMasks] = {}  # likewise: Dice, and some pictures
 
     @property
     def config(self) -> Record:
@@ -110,18 +102,13 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Runs that differ only in their seeds and the domains left out.
+    """Runs that differ only in their seeds and the domains left out."""
 
-    Attributes:
-      label: the method, with the keys in which it differs from other variants of the method. It
-        leaves out a method's own rules, and values that more than half of the variants have.
-      runs: the runs, in the order in which they were given.
-      keys: the keys in which the variants of this method differ.
-    """
-
+    # the method, with the keys in which it differs from other variants of the method, except its
+    # own rules and values that more than half of the variants have
     label: str
-    runs: tuple[Run, ...]
-    keys: tuple[str, ...] = ()
+    runs: tuple[Run, ...]  # in the order in which they were given
+    keys: tuple[str, ...] = ()  # in which the variants of this method differ
 
     @property
     def method(self) -> str:

@@ -34,26 +34,17 @@ _TABLE_16 = {
 
 
 class PublishedNumber(NamedTuple):
-    """One published number.
+    """One published number."""
 
-    Attributes:
-      paper: FedBN, FedIG-A, TsmoBN, UniFed or FedCD.
-      table, dataset, setting: such as "11", "Digits-Five" and "10% data, E=1, B=32", or "".
-      method: the row, such as "FedAvg".
-      column: the heading of the column, such as "SVHN".
-      mean, std: in percent; the standard deviation is None if the paper prints none.
-      metric: accuracy_percent or mAP50_percent.
-    """
-
-    paper: str
-    table: str
-    dataset: str
-    setting: str
-    method: str
-    column: str
-    mean: float
-    std: float | None
-    metric: str
+    paper: str  # FedBN, FedIG-A, TsmoBN, UniFed or FedCD
+    table: str  # such as "11" or "E.4"
+    dataset: str  # such as "Digits-Five"
+    setting: str  # such as "10% data, E=1, B=32"; may be empty
+    method: str  # the row, such as "FedAvg"
+    column: str  # its heading, such as "SVHN"
+    mean: float  # percent
+    std: float | None  # over runs, percent; None if the paper prints none
+    metric: str  # accuracy_percent or mAP50_percent
 
 
 @cache

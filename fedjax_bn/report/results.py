@@ -21,7 +21,6 @@ from fedjax_bn.training.evaluation.groups import QUANTILES
 from fedjax_bn.training.records import Record
 
 MEAN = "mean"
-RUNNING = "running"
 _MANY = 8  # a table with more rows is sorted by score
 
 
@@ -70,46 +69,29 @@ _Scores = dict[str, _Seeds]  # column -> seed -> score
 
 
 class Cell(NamedTuple):
-    """A row's score in a column.
+    """A row's score in a column."""
 
-    Attributes:
-      value: the mean over seeds, with its interval.
-      seeds, samples: how many there are, samples of a seed; 0 samples if unknown.
-      versus: the difference to the baseline, over the clients that both have; None for the baseline
-        itself, and if the baseline has no score of one of these clients.
-      clients: the names of the clients or domains whose mean the score is.
-      common: in how many of them the baseline has a score too.
-    """
-
-    value: Interval
+    value: Interval  # the mean over seeds
     seeds: int
-    samples: int
+    samples: int  # tested samples of a seed; 0 if unknown
+    # the difference to the baseline, over the clients that both have; None for the baseline itself,
+    # and if the baseline has no score of one of these clients
     versus: Interval | None
-    clients: frozenset[tuple[str, str]] = frozenset()
-    common: int = 0
+    clients: frozenset[tuple[str, str]] = frozenset()  # or domains, whose mean the score is
+    common: int = 0  # in how many of them the baseline has a score too
 
 
 class Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-      method, variant: of the runs, see `finished_runs.Variant`.
-      adaptation: the adaptation on unseen domains; "" for internal clients.
-      cells: column -> cell.
-      config: the target of the variant's first run, and its keys on which numbers depend.
-      data: the content of data.json of each of the variant's runs.
-      part: which of their samples the scores are of, see `data.domain.scored_part`.
-      sizes: the sizes of the masks of which Dice was taken.
-    """
+    """A row of a table: a variant with an adaptation."""
 
     method: str
-    variant: str
-    adaptation: str
-    cells: dict[str, Cell]
-    config: Mapping[str, Any] = {}
-    data: tuple[Record, ...] = ()
-    part: str = "test"
-    sizes: tuple[str, ...] = ()
+    variant: str  # its label, see `finished_runs.Variant`
+    adaptation: str  # on unseen domains; "" for internal clients
+    cells: dict[str, Cell]  # column -> cell
+    config: Mapping[str, Any] = {}  # target and relevant keys of the variant's first run
+    data: tuple[Record, ...] = ()  # the content of data.json of each run
+    part: str = "test"  # of which samples the scores are, see `data.domain.scored_part`
+    sizes: tuple[str, ...] = ()  # of the masks of which Dice was taken
 
     @property
     def label(self) -> str:
@@ -118,24 +100,15 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Scores of some variants.
+    """Scores of some variants."""
 
-    Attributes:
-      name: internal or unseen.
-      dataset, score: of the runs; the score is accuracy, mAP50 or Dice.
-      columns: the headings; the first is the mean, if there is one.
-      rows: the rows in the order of the runs; if there are many, by the score in the first column.
-      baseline: the label of the row with which others are compared.
-      tied: the labels of rows whose difference to the best row of the first column may be chance.
-    """
-
-    name: str
+    name: str  # internal or unseen
     dataset: str
-    score: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    baseline: str
-    tied: tuple[str, ...] = ()
+    score: str  # accuracy, mAP50 or Dice
+    columns: tuple[str, ...]  # the first is the mean, if there is one
+    rows: tuple[Row, ...]  # in the order of the runs; if there are many, by their scores
+    baseline: str  # the label of the row with which others are compared
+    tied: tuple[str, ...] = ()  # labels of rows that may differ from the best by chance
 
     @property
     def part(self) -> str:
@@ -159,10 +132,8 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
 
     Args:
       variants: those of one data set.
-      baseline: the label or the method of a variant; "" takes fedavg, or else the last variant.
-
-    Raises:
-      ConfigError: no variant has that label or method.
+      baseline: the label or the method of a variant, else a ConfigError; "" takes fedavg, or else
+        the last variant.
     """
     methods = {variant.label: variant.method for variant in variants}
     name = baseline or "fedavg"
@@ -176,12 +147,12 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     outside = {
         (variant.label, adaptation): scores
         for variant in variants
-        for adaptation, scores in unseen_scores(variant.runs).items()
+        for adaptation, scores in _outside(variant.runs).items()
     }
     tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
         adaptations = [adaptation for label, adaptation in outside if label == chosen]
-        adaptation = RUNNING if RUNNING in adaptations or not adaptations else adaptations[0]
+        adaptation = "running" if "running" in adaptations or not adaptations else adaptations[0]
         tables.append(_table("unseen", variants, outside, (chosen, adaptation)))
     return tables
 
@@ -206,7 +177,7 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     return _with_mean(scores) if several else scores
 
 
-def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
+def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
     """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
     by_adaptation: dict[str, _Scores] = {}
     for run in runs:

@@ -29,26 +29,19 @@ _STREAM, _IMAGES = "-", "images"
 
 
 class Request(NamedTuple):
-    """What to predict.
+    """What to predict."""
 
-    Attributes:
-      model: a folder that `serve` wrote.
-      data: an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
-        image files from the standard input, one a line; each is answered before the next is read.
-        For a model of slices, a NIfTI volume or a folder of them.
-      adapt: the adaptation; empty: the first one served.
-      out: the file to write; empty: the standard output. For masks: a new folder.
-      resize: whether u8 images of another size in an archive are stretched to the model's; masks
-        have the size of the archive's images.
-      trust: whether to run the compiled program of a model or adaptation of one's own.
-    """
-
-    model: str
+    model: str  # a folder that `serve` wrote
+    # an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of image
+    # files from the standard input, one a line; each is answered before the next is read. For a
+    # model of slices, a NIfTI volume or a folder of them
     data: str
-    adapt: str = ""
-    out: str = ""
+    adapt: str = ""  # the adaptation; empty: the first one served
+    out: str = ""  # the file to write; empty: the standard output. For masks: a new folder
+    # whether u8 images of another size in an archive are stretched to the model's; masks have the
+    # size of the archive's images
     resize: bool = False
-    trust: bool = False
+    trust: bool = False  # whether to run the compiled program of a model or adaptation of one's own
 
 
 def run(request: Request) -> None:

@@ -22,22 +22,17 @@ PyTree = Any
 
 
 class Predictor(NamedTuple):
-    """A model with its preprocessing, for one client's images: all at once, or in a stream.
+    """A model with its preprocessing, for one client's images: all at once, or in a stream."""
 
-    Attributes:
-      start: `start() -> carry`, the carry before the client's first batch.
-      step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`;
-        f[B, H, W, C] of pixels, the background first, if the model segments.
-      check: raises ValueError for images [N, ...] of another form than the model was trained on.
-      batch_size: B.
-      order: the seed of the random order in which a call passes its images; -1 keeps the given
-        order, see `adaptation.choice.choose_adaptation`.
-    """
-
-    start: Callable[[], PyTree]
+    start: Callable[[], PyTree]  # `start() -> carry`, the carry before the client's first batch
+    # `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`; f[B, H, W, C]
+    # of pixels, the background first, if the model segments
     step: Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
+    # raises ValueError for images [N, ...] of another form than the model was trained on
     check: Callable[[np.ndarray], None]
-    batch_size: int
+    batch_size: int  # B
+    # the seed of the random order in which a call passes its images; -1 keeps the given order, see
+    # `adaptation.choice.choose_adaptation`
     order: int
 
     def __call__(self, images: np.ndarray) -> np.ndarray:

@@ -41,19 +41,12 @@ Arrays = dict[str, Any]
 
 
 class Program(NamedTuple):
-    """An exported adaptation.
+    """An exported adaptation."""
 
-    Attributes:
-      content: the bytes that `jax.export` serialized.
-      carry: name -> array, the carry before a client's first batch; {} if nothing is carried.
-      batch_size: B.
-      order: the order of the images, see `adaptation.choice.Choice`.
-    """
-
-    content: bytes
-    carry: Arrays
+    content: bytes  # what `jax.export` serialized
+    carry: Arrays  # before a client's first batch, by name; {} if nothing is carried
     batch_size: int
-    order: int
+    order: int  # of the images, see `adaptation.choice.Choice`
 
 
 def export(

@@ -55,17 +55,12 @@ HOLD_OUT = (
 
 
 class Bench(NamedTuple):
-    """A data set on which methods are compared.
+    """A data set on which methods are compared."""
 
-    Attributes:
-      config: the config file.
-      targets: the domains that are left out one after the other; empty: each domain in turn.
-      changes: changes of the config.
-    """
-
-    config: str
+    config: str  # the config file
+    # the domains that are left out one after the other; empty: each domain in turn
     targets: tuple[str, ...]
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any]  # changes of the config
 
 
 BENCHES = {

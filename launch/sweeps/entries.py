@@ -13,17 +13,12 @@ RUNNING, TSMOBN = "running", "tsmobn"
 
 
 class Entry(NamedTuple):
-    """A row of the comparison.
+    """A row of the comparison."""
 
-    Attributes:
-      changes: the changes of the config, with the method; rows of equal changes share their runs.
-      adaptation: the adaptation for unseen clients.
-      norm: the layer that replaces the model's batch norms; "" keeps them.
-    """
-
+    # the changes of the config, with the method; rows of equal changes share their runs
     changes: Mapping[str, Any]
-    adaptation: str = RUNNING
-    norm: str = ""
+    adaptation: str = RUNNING  # the adaptation for unseen clients
+    norm: str = ""  # the layer that replaces the model's batch norms; "" keeps them
 
     @property
     def folder(self) -> str:

@@ -47,24 +47,17 @@ class Run(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A number of a table: percent, as mean (std) over seeds.
+    """A number of a table: percent, as mean (std) over seeds."""
 
-    Attributes:
-      parts: the names of runs by target, alternative and seed. The number is a mean over targets;
-        if a target has several alternatives, the one with the best validation accuracy counts.
-      domain: the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN.
-      published: the paper's number; if there are several, their mean is shown.
-      adaptation: the adaptation on an unseen domain.
-      test: the name of the evaluation that has the number; "" for the run's summary.json.
-      missing: why there are no runs.
-    """
-
+    # the names of runs by target, alternative and seed. The number is a mean over targets; if a
+    # target has several alternatives, the one with the best validation accuracy counts
     parts: tuple[tuple[tuple[str, ...], ...], ...]
-    domain: str
+    domain: str  # the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN
+    # the paper's number; if there are several, their mean is shown
     published: tuple[Published, ...] = ()
-    adaptation: str = "running"
-    test: str = ""
-    missing: str = ""
+    adaptation: str = "running"  # the adaptation on an unseen domain
+    test: str = ""  # the name of the evaluation that has the number; "" for the run's summary.json
+    missing: str = ""  # why there are no runs
 
     @property
     def runs(self) -> tuple[str, ...]:

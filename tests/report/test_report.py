@@ -12,12 +12,11 @@ from scipy import stats
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.domain import Split
 from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
 from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.training import data_plots
 from fedjax_bn.training.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, curves_of, in_browser, page_of
@@ -98,14 +97,6 @@ def test_every_client_and_the_mean_have_a_curve_of_every_method_with_its_values(
     assert {x for _, x, _ in curves} == {"1 2"}
 
 
-def test_any_method_can_be_the_baseline_and_an_unknown_one_is_named(report):
-    page = page_of(report[1], "other", baseline="fedbn")
-    assert page.tables[0][0][2] == "vs fedbn"
-    assert page.tables[0][1][2].startswith("▼ -")
-    with pytest.raises(ConfigError, match=r"'fedbm'.*'fedbn'"):
-        page_of(report[1], "other", baseline="fedbm")
-
-
 def test_within_one_seed_the_interval_is_wilsons_over_the_test_samples(tmp_path):
     for method, share in (("fedavg", 60.0), ("fedbn", 75.0)):
         place = finished(tmp_path, method, 0, {"ant": share}, {"dog": {"running": share}})
@@ -155,9 +146,8 @@ def test_models_that_answered_the_same_samples_are_compared_sample_by_sample(tmp
     assert page_of(tmp_path).tables[0][2][2] == f"▲ {gap.mean():+.1f} | {limits}"
 
 
-@pytest.mark.parametrize("share", [{}, {"data__fraction": 0.1, "data__truncate": True}])
-def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path, share):
-    keys = {"weigh": "uniform", "eval_every": 10, "data__path": "x"} | share
+def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path):
+    keys = {"weigh": "uniform", "eval_every": 10, "data__path": "x"}
     finished(tmp_path, "fedbn", 0, {"svhn": 60.0, "fonts": 90.0}, None, "digits", **keys)
     page = page_of(tmp_path)
     head, row = page.tables[0]
@@ -187,22 +177,6 @@ def test_variants_of_a_method_are_told_by_the_keys_that_differ(tmp_path):
     assert labels == [f"fedprox (fedprox:mu={mu})" for mu in (0.01, 0.1, 1.0)]
 
 
-def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
-    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, batch_size=8)
-    finished(tmp_path, "fedbn", 0, {"ant": 2.0})
-    (note,) = (text for text in page_of(tmp_path).paragraphs if "more than their method" in text)
-    assert note.endswith("batch_size is 8 (fedavg), 32 (fedbn).")
-
-
-def test_a_connectome_is_drawn_as_the_matrix_that_it_is(monkeypatch):
-    matrix = np.corrcoef(np.random.default_rng(0).standard_normal((5, 30)))
-    split = Split(matrix[None][:, *np.triu_indices(5, 1)], np.zeros(1, np.int32))
-    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
-    figure = data_plots.samples([Domain("a", split, split, split)], count=1, connectomes=True)
-    drawn = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(drawn, (matrix - matrix.min()) / np.ptp(matrix), atol=1e-6)
-
-
 def test_what_is_unfinished_or_there_twice_is_left_out_in_a_sentence(tmp_path):
     finished(tmp_path, "fedavg", 0, {"ant": 1.0})
     finished(tmp_path, "fedavg", 0, {"ant": 2.0}, name="twice")
@@ -225,6 +199,11 @@ def test_targets_left_out_one_after_the_other_have_a_mean(tmp_path):
     assert inside[1][1] == "50.0"
     assert outside[0][:2] == ["unseen", "mean"]
     assert outside[1][:2] == ["fedbn [running]", "50.0"]
+
+
+def test_an_unknown_baseline_is_named(report):
+    with pytest.raises(ConfigError, match=r"'fedbm'.*'fedbn'"):
+        page_of(report[1], "other", baseline="fedbm")
 
 
 def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsys):

@@ -107,26 +107,6 @@ def test_a_difference_is_over_the_clients_that_both_runs_have(tmp_path):
     assert (float(row["difference"]), row["common"]) == (pytest.approx(gap), "3")
 
 
-def test_over_seeds_too_the_difference_is_over_common_clients(tmp_path):
-    random, gaps = np.random.default_rng(0), []
-    for seed in range(3):
-        means = []
-        for method, names in (("fedavg", FOUR), ("fedbn", FIVE)):
-            scores = {name: float(random.uniform(40, 90)) for name in names}
-            finished(tmp_path, method, seed, scores)
-            means.append(np.mean([scores[name] for name in COMMON]))
-        gaps.append(means[1] - means[0])
-    low, high = stats.t.interval(0.95, 2, np.mean(gaps), stats.sem(gaps))
-    expected = f"{np.mean(gaps):+.1f} | {low:+.1f} to {high:+.1f} | 3 common"
-    assert expected in page_of(tmp_path).tables[0][2][2]
-
-
-def test_without_a_common_client_there_is_no_difference(tmp_path):
-    finished(tmp_path, "fedavg", 0, {"ant": 60.0, "bee": 50.0})
-    finished(tmp_path, "fedbn", 0, {"cow": 90.0, "dog": 80.0})
-    assert page_of(tmp_path).tables[0][2][2] == ""
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_means_over_many_clients_are_compared_if_the_clients_are_the_same(tmp_path, same):
     for method, count in (("fedavg", 200), ("fedbn", 200 if same else 150)):

@@ -45,13 +45,6 @@ def test_a_folder_of_any_domains_is_read_with_the_runs_classes_in_the_runs_order
     assert chosen.name == "ward b"
 
 
-def test_a_folder_of_classes_is_one_domain_of_its_name(tmp_path):
-    write_tree(tmp_path, ["hospital9"], ["horse", "dog"], count=2)
-    (pool,) = read(tmp_path / "hospital9").pools
-    assert pool.name == "hospital9"
-    assert sorted(pool.labels.tolist()) == [0, 0, 4, 4]
-
-
 def test_classes_without_names_are_folders_of_their_labels(tmp_path):
     # Of a run on the embedded digits; in order of the names "10" would come before "2".
     keys = {"data__image_size": 6, "data__cache": ""}

@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import batch_statistics
-from fedjax_bn.run import serve
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import load, predictor
 from fedjax_bn.task import Score, classification
@@ -344,14 +342,6 @@ def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
     (line,) = capfd.readouterr().err.splitlines()
     assert names in line
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_that_serve_prints_is_one_that_a_shell_takes(workdir, tmp_path):
-    folder, lines = tmp_path / "it's a $HOME; served", []
-    serve.run(workdir[0], folder, [("adaptations", "running")], say=lines.append)
-    words = shlex.split(lines[-1])
-    assert words[:4] == ["fedjax-bn", "predict", "--model", str(folder)]
-    assert words[4:] == ["--data", "IMAGES", "--adapt", "running"]
 
 
 def test_five_lines_of_python_prepare_as_training_did():
