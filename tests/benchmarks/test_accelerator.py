@@ -88,30 +88,6 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(bench, kind, bfloat16):
     assert bench.peak_of(kind)[0] == bfloat16
 
 
-ENDS = {
-    "done": "print('{\"x\": 1}')",
-    "out of memory": "raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes')",
-    "failed": "raise ValueError('another fault')",
-    "too long": "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.1); time.sleep(60)",
-    "left out": "import time; time.sleep(60)",
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_every_end_of_a_process_is_written_down(bench, monkeypatch, tmp_path, end):
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$PROGRAM"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(bench.sys, "executable", str(program))
-    monkeypatch.setenv("PROGRAM", ENDS[end])
-    case = bench.cases("digit_cnn")[0]
-    (found,) = bench.perform_all([case], ABOUT, 0.5 if end == "left out" else 60.0)
-    assert found["outcome"] == end
-    assert found.get("x") == (1 if end == "done" else None)
-    said = {"out of memory": "Out of memory allocating 9 bytes", "failed": "another fault"}
-    assert said.get(end, "") in found.get("why", "")
-
-
 COMPILING = """
 import json, os, time
 from on_accelerator.cases import wait_for_turn

@@ -67,27 +67,6 @@ def test_a_peer_answers_round_by_round_and_its_children_count(tmp_path):
     assert not any(Path(f"/proc/{one}/exe").exists() for one in everyone[:1])
 
 
-def test_a_peer_that_ends_in_a_round_says_why(tmp_path):
-    ready = "print('PEER \"ready\"', flush=True); input(); "
-    peer = start(tmp_path, f"{ready}raise OSError('no such cluster')")
-    with pytest.raises(RuntimeError, match="no such cluster"):
-        peer.a_round()
-    peer.end()
-
-
-def test_cpu_seconds_are_of_the_rounds_that_are_timed():
-    import argparse
-
-    import peers
-    from interleave import Samples
-
-    wall = np.array([1.0, 2.0])
-    cpu = [(9.0, 9.0), (8.0, 8.0), (1.0, 0.1), (2.0, 0.2)]
-    samples = peers.with_cpu(Samples(wall, wall, wall), argparse.Namespace(cpu=cpu))
-    assert samples.user.tolist() == [1.0, 2.0]
-    assert samples.system.tolist() == [0.1, 0.2]
-
-
 def test_a_task_is_read_as_it_was_written(tmp_path):
     from peer_programs import rounds
 

@@ -143,14 +143,6 @@ def test_a_program_that_does_not_fit_says_what_it_needs_and_what_there_is(messag
     assert "\n" not in sentence
 
 
-ENDS = {
-    "done": 'print("noise"); print(\'{"outcome": "done", "flops": 1}\')',
-    "does not fit": 'print(\'{"outcome": "does not fit", "why": "it needs 2G"}\')',
-    "failed": "raise ValueError('another fault')",
-    "too long": "import time; time.sleep(60)",
-}
-
-
 FIGURES = {
     "outcome": "done",
     "trace_seconds": 1.5,
@@ -170,47 +162,10 @@ FIGURES = {
 
 @pytest.fixture
 def compiled(bench, monkeypatch):
-    """The cases that a process would have compiled, in their order; the ends of some by method."""
-    ran, ends = [], {}
-
-    def perform(python, case, topology, limit):
-        end = ends.get(case.method, FIGURES)
-        if isinstance(end, BaseException):
-            raise end
-        ran.append(case.method)
-        return {**end, "limit": limit} if end["outcome"] == "too long" else end
-
-    monkeypatch.setattr(bench, "perform", perform)
+    """Stands for the compiler, whose programs have the figures above."""
+    monkeypatch.setattr(bench, "perform", lambda python, case, topology, limit: FIGURES)
     monkeypatch.setattr(bench, "environment", lambda folder: "python")
     monkeypatch.setattr(bench, "versions", lambda python: {n: ABOUT[n] for n in list(ABOUT)[1:]})
-    return ran, ends
-
-
-def test_the_command_continues_its_record_after_a_kill(bench, compiled, tmp_path, capsys):
-    ran, ends = compiled
-    command = ["--record", str(tmp_path / "a.jsonl"), "--method", "fedavg", "fedbn", "fedcd"]
-    ends["fedbn"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(command)
-    assert ran == ["fedavg"]
-    ends["fedbn"] = {"outcome": "failed", "why": "status 1: a | fault"}
-    ends["fedcd"] = {"outcome": "too long", "why": "not compiled within 900 s"}
-    with pytest.raises(SystemExit, match="1"):  # one failed
-        bench.main(command)
-    assert ran == ["fedavg", "fedbn", "fedcd"]
-    assert (
-        "| fedbn map bfloat16, 1 device | failed: status 1: a / fault |" in capsys.readouterr().out
-    )
-    ends["fedbn"] = {"outcome": "does not fit", "why": "it needs 20.00GiB of a device"}
-    bench.main([*command, "--limit", "800"])
-    assert ran[3:] == ["fedbn"]  # the other one took longer than 800 s
-    bench.main(command)
-    assert len(ran) == 4
-    bench.main([*command, "--limit", "1000"])
-    assert ran[4:] == ["fedcd"]
-    table = capsys.readouterr().out
-    assert "| fedcd map bfloat16, 1 device | too long: not compiled within" in table
-    assert "| does not fit: it needs 20.00GiB" in table
 
 
 def test_the_table_and_the_json_have_the_figures(bench, compiled, capsys):

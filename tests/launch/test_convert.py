@@ -65,16 +65,6 @@ def test_no_digit_that_morpho_mnist_shows_trains(files):
         assert domains[name].test.images[:, 0, 0, 0].tolist() == list(range(200, 206))
 
 
-def test_a_missing_or_damaged_original_is_named_whole(originals, tmp_path):
-    for name, damage in (("MNIST-M/mnist_m_test_labels.txt", None), ("USPS/usps.bz2", b"BZh")):
-        path = originals / name
-        content = path.read_bytes()
-        path.unlink() if damage is None else path.write_bytes(damage)
-        with pytest.raises((FileNotFoundError, ValueError), match=str(path)):
-            convert("digits", originals, tmp_path / "a.npz")
-        path.write_bytes(content)
-
-
 def boxes_in(pool):
     """The class and box in pixels of every object of an image 64 x 32, and of crowds."""
     rows = []

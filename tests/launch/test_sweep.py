@@ -76,16 +76,6 @@ def test_a_folder_holds_the_data_sets_by_their_names(tmp_path, capsys):
     assert "--config.data.path=PATH_OF_domainnet " in printed
 
 
-@pytest.mark.parametrize(
-    "wrong", [("--data.digit=x",), ("--data.digits",), ("--only", "nothing"), ("--onl", "x")]
-)
-def test_a_wrong_argument_ends_with_a_sentence(wrong, capsys):
-    with pytest.raises(SystemExit) as stop:
-        give("list", "--workdir", "w", *wrong)
-    assert stop.value.code
-    assert "digit" in capsys.readouterr().err + str(stop.value.code) or wrong[0].startswith("--onl")
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """Commands are noted instead of run; those of fedprox fail."""
@@ -219,14 +209,6 @@ def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(
     done = {run.name: report.read_results(tmp_path, run) for run in table.runs}
     assert [report.measured(cell, done)[0] for cell in table.rows["best"]] == [10, 30, 20]
     assert "best: by validation p/a/one, p/b/two." in report.notes(table, done, {})
-
-
-def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "IMAGES", 1)  # drawing takes its time by the picture
-    config = {"data__name": "scanners", "model": "DigitCNN"}
-    fabricate(tmp_path, "x/0", {"flatbed": 1.0}, **config)
-    assert figures.pixels(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
-    assert figures.pixels(tmp_path, ("absent",)) is None
 
 
 def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):

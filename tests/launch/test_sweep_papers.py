@@ -165,19 +165,6 @@ def test_seeds_are_the_papers():
     assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
 
 
-def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
-    tables = tables_of(fedig.SWEEP)
-    average = tables["table7"].rows["FedIG-A"][-1]
-    assert len(average.parts) == 4
-    assert average.domain == plan.UNSEEN
-    inside = tables["table12-pacs"].rows["FedIG (local statistics)"]
-    assert [part[0][0].split("/")[1] for part in inside[0].parts] == [
-        *("art_painting", "cartoon", "sketch"),
-    ]
-    assert (inside[0].domain, inside[0].adaptation) == ("photo", plan.OWN)
-    assert len(inside[-1].parts) == 4
-
-
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0

@@ -36,18 +36,6 @@ def test_the_divergence_is_twice_the_supremum_over_intervals_ties_included(sizes
     np.testing.assert_allclose(found, 2 * expected, rtol=1e-12)
 
 
-def test_the_divergence_of_gaussians_is_that_of_their_best_half_space():
-    """Of one covariance: 2 (2 Phi(D / 2) - 1) with D the Mahalanobis distance of the means."""
-    mean, other = np.array([1.0, -0.5]), np.array([0.2, 0.3])
-    mixing = np.array([[1.0, 0.4], [0.0, 0.7]])
-    distance = np.sqrt((mean - other) @ np.linalg.inv(mixing.T @ mixing) @ (mean - other))
-    exact = 2 * (2 * stats.norm.cdf(distance / 2) - 1)
-    draws = [RANDOM.normal(size=(20000, 2)) @ mixing + m for m in (mean, other)]
-    across = bounds.separating_directions(*draws)
-    # Kuiper's statistic exceeds the half-line's by the noise of the other side, 1/sqrt(M).
-    np.testing.assert_allclose(bounds.divergence(*draws, across), exact, atol=0.05)
-
-
 def standardized_pair(seed=0, size=20000):
     """Two clients with standardized features of correlation 0.8 and -0.8."""
     random, clients = np.random.default_rng(seed), []
