@@ -52,10 +52,7 @@ _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
-    """Returns measure -> (column head, number format, whether more is better).
-
-    They include the Dice of each class without the background, which is the first.
-    """
+    """Returns `_MEASURES` with the Dice of each class but the background, which is the first."""
     named = enumerate(classes[1:], start=1)
     dice = {f"dice_{number}": (f"Dice of {name} %", ".1f", True) for number, name in named}
     return dice | _MEASURES
@@ -124,10 +121,7 @@ def _table(
 ) -> list[Block]:
     """Returns a table of means over seeds, the best of each column bold; [] without rows.
 
-    Args:
-      caption: the text above the table.
-      rows: label -> column -> values of the seeds.
-      columns: column -> (head, number format, whether more is better).
+    `rows` has label -> column -> values of the seeds, `columns` the forms of `forms_of_measures`.
     """
     if not rows:
         return []

@@ -39,12 +39,7 @@ _FIELDS = (
 
 
 def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
-    """Returns the best row of each table, the tables, and cautions about them.
-
-    Args:
-      variants: those of one data set.
-      tables: the tables of these variants, at least one.
-    """
+    """Returns the best row of each table of one data set, the tables, and cautions about them."""
     return [
         Paragraphs([_verdict(table) for table in tables], "verdict"),
         *(SortableTable("", _heads(table), _cells(table)) for table in tables),
@@ -55,13 +50,10 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> list[B
 
 
 def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
-    """Returns file suffix (.md, .tex, .csv) -> the text of all tables in that format.
+    """Returns file suffix (.md, .tex, .csv) -> the text of all tables, from data set -> tables.
 
     Markdown and LaTeX (booktabs) print the best of a column in bold and limits in brackets. CSV
     has all digits, and one line for each cell and published number.
-
-    Args:
-      named: data set -> its tables.
     """
     markdown, latex = [], []
     for title, tables in named.items():

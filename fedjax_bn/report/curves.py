@@ -85,12 +85,7 @@ _Columns = dict[str, list[_Line]]  # column -> a line for each variant (and adap
 
 
 def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
-    """Returns charts of scores, measures, losses, weights, norms and masks over rounds.
-
-    Args:
-      variants: those of one data set.
-      tables: their tables, whose best rows are coloured if there are many lines.
-    """
+    """Returns charts over rounds; of many lines those of the tables' best rows are coloured."""
     forms = forms_of_measures(variants[0].runs[0].data.get("classes", []))
     blocks: list[Block] = []
     for whom, table, key, measures in (
@@ -112,10 +107,7 @@ def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) ->
 
 
 def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Block]:
-    """Returns panels of charts with their key; [] without lines.
-
-    The first panel folds the charts of single clients if `fold`, and all other panels do.
-    """
+    """Returns panels of charts with their key; all but the first fold single clients anyway."""
     panels = {head: columns for head, columns in panels.items() if columns}
     lines = [line for columns in panels.values() for drawn in columns.values() for line in drawn]
     if not lines:
@@ -135,12 +127,9 @@ def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
     looks = {line.name: line.look for line in lines}
     if len(looks) <= _MOST_LINES:
         return looks
-    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
-    chosen = [label for label in best if label != table.baseline][: _COLOURS - 1]
-    chosen += [table.baseline] if table.baseline in looks else []
-    grey = [label for label in looks if label not in chosen]
-    order = [*sorted(chosen, key=best.index), *grey]
-    return {label: _Look(i, 0, label in chosen) for i, label in enumerate(order)}
+    best = [row.label for row in table.ranked(table.columns[0]) if row.label != table.baseline]
+    coloured = {table.baseline, *best[: _COLOURS - 1]}
+    return {name: look._replace(on=name in coloured) for name, look in looks.items()}
 
 
 def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Block]:

@@ -210,10 +210,6 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
     """Returns domain -> training samples of a client, for domains that differ from the plan.
 
     Differences of one sample, or of up to two in a thousand, count as rounding.
-
-    Args:
-      data: the content of data.json; empty if unknown.
-      planned: domain -> training samples of each of its clients; other domains are not compared.
     """
     differing: dict[str, int] = {}
     for client, parts in data.get("clients", {}).items():
@@ -225,12 +221,7 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_equal_steps(config: Record, data: Record) -> bool:
-    """Returns whether all clients are known to make equally many steps in each round.
-
-    Args:
-      config: dotted key -> value.
-      data: the content of data.json; empty if unknown.
-    """
+    """Returns whether all clients are known to make equally many steps in each round."""
     clients = data.get("clients", {}).values()
     if not clients or data.get("number", len(clients)) > len(clients):
         return False

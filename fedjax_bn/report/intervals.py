@@ -88,9 +88,7 @@ def difference_of_parts(parts: Sequence[Part], baseline: Sequence[Part]) -> Inte
 def paired_difference(right: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> Interval:
     """Returns the difference of two models' mean accuracies on the same samples, in percent.
 
-    Args:
-      right: bool[n] for each client, whether the first model is right on each of its samples.
-      baseline: the same for the second model.
+    Both have bool[n] for each client: whether the model is right on each of its samples.
     """
     gaps = [100 * (a.astype(float) - b) for a, b in zip(right, baseline, strict=True)]
     reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)

@@ -125,11 +125,6 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     A number is from a row with the run's rules, in the table whose protocol has the fewest
     differences from the run, or in the largest of several such tables. If a paper prints no mean,
     the mean of its numbers is shown beside the mean over the same clients.
-
-    Args:
-      table: a table of the report.
-      row: a row of that table.
-      column: a client, a domain, or `MEAN`.
     """
     nearest: dict[str, tuple[tuple[int, int], _Printed]] = {}
     trainings = _trainings(table.name, table.dataset, table.score)

@@ -78,14 +78,7 @@ def is_of_library(model: str) -> bool:
 def write_served(
     folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
 ) -> None:
-    """Writes a served model atomically; raises as `new_folder`.
-
-    Args:
-      folder: a folder that does not exist yet, or is empty.
-      about: the content of model.json, without `programs`.
-      variables: the model's collections, nested dicts of arrays.
-      programs: adaptation -> its program.
-    """
+    """Writes a served model atomically, with adaptation -> program; raises as `new_folder`."""
     with new_folder(folder, "--export") as partial:
         np.savez(partial / _VARIABLES, **to_named(variables))
         (partial / _PROGRAMS).mkdir()
@@ -101,12 +94,8 @@ def write_served(
 def new_folder(folder: Path, flag: str) -> Iterator[Path]:
     """Yields an empty folder, which becomes `folder` at the end unless an error is raised.
 
-    Args:
-      folder: a folder that does not exist yet, or is empty.
-      flag: what named it, for the error.
-
     Raises:
-      ValueError: the folder is not empty, or is a file.
+      ValueError: `folder`, which `flag` named, is not empty, or is a file.
       OSError: it cannot be written.
     """
     folder = folder.absolute()
@@ -199,11 +188,7 @@ def _check_of(about: About) -> Callable[[np.ndarray], None]:
 
 
 def read_about(folder: Path) -> About:
-    """Returns the content of model.json.
-
-    Raises:
-      ValueError: the folder holds no served model, or one that was damaged or has another form.
-    """
+    """Returns the content of model.json, or raises ValueError if it is missing or damaged."""
     path = folder / _ABOUT
     with damage_named(path):
         about = About(**json.loads(path.read_text()))
@@ -215,11 +200,7 @@ def read_about(folder: Path) -> About:
 def _variables_of(
     folder: Path, about: About, model: Any, arrays: Mapping[str, np.ndarray]
 ) -> Variables:
-    """Returns the arrays as collections: the model's, and those that a method adds.
-
-    Raises:
-      ValueError: an array of the model is missing, or has another shape or dtype.
-    """
+    """Returns the arrays as collections: the model's, checked, and those that a method adds."""
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
     with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
         leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")

@@ -84,10 +84,8 @@ def of_archive(images: np.ndarray, about: About, *, resize: bool) -> Pictures:
 
 def of_scans(files: Sequence[Path], root: Path, about: About) -> Pictures:
     """Returns volumes in NIfTI, whose slices become samples as in training."""
-    slices = Slices(
-        *(about.shape[0], about.channels),
-        **{"crop": about.crop, "plane": about.plane, "window": tuple(about.window)},
-    )
+    how = {"crop": about.crop, "plane": about.plane, "window": tuple(about.window)}
+    slices = Slices(about.shape[0], about.channels, **how)
     pictures = []
     for file, name in zip(files, relative_names(files, root), strict=True):
         shape, millilitres = shape_of(file, slices)
@@ -115,16 +113,11 @@ def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def write_masks(pictures: Pictures, predict: Predictor, about: About, out: str) -> None:
-    """Writes the masks of images and `areas.csv` into a new folder, all of them or nothing.
-
-    Args:
-      pictures: the images.
-      predict, about: the served model, and what it is.
-      out: a folder that does not exist yet, or is empty.
+    """Writes the masks of images and `areas.csv` into a new folder `out`, all of them or nothing.
 
     Raises:
-      ValueError: there is no `out`, or it is not empty; two images have one mask file; an image has
-        another form than the model's; probabilities are not finite; the folder cannot be written.
+      ValueError: `out` is not empty; two images have one mask file; an image has another form than
+        the model's; probabilities are not finite.
     """
     images, classes = pictures[0], about.classes
     areas, masks = np.zeros((len(images), len(classes)), np.int64), {}
