@@ -132,12 +132,7 @@ def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
 
 
 def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
-    """Checks a run's data before hours of training.
-
-    Raises:
-      SystemExit: the data cannot be read, or a client has no validation samples, by which the rate
-        is chosen.
-    """
+    """Checks a run's data before hours of training."""
     config = config_of(run, changes)
     try:
         without = clients_without_validation(config)

@@ -32,7 +32,6 @@ def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Meas
     """Returns the numbers of a row's finished runs.
 
     Args:
-      entry: the row.
       rate: the learning rate of these runs.
       by_seed: seed -> the summaries of all targets; seeds that lack a target are left out.
     """

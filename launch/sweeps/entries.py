@@ -104,11 +104,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def chosen_rows(only: str) -> dict[str, Entry]:
-    """Returns the rows whose names match any of the globs, which commas separate.
-
-    Raises:
-      SystemExit: no row matches.
-    """
+    """Returns the rows whose names match any of the globs, which commas separate."""
     patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
     rows = {
         label: entry

@@ -216,8 +216,6 @@ def table(
     """Returns a table whose rows share a protocol, beside the published numbers.
 
     Args:
-      name, title: see `Table`.
-      protocol: see `Protocol`.
       rows: label -> row; or a training, tested with running statistics; or why there are no runs.
       where: the fields of the published cells, such as {"paper": "FedBN", "table": "11"}.
       average: the heading of a column with the mean over all others; "" for no such column.

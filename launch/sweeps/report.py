@@ -108,7 +108,6 @@ def accuracy(summary: Mapping[str, Any], domain: str, adaptation: str) -> float 
     """Returns a domain's accuracy in percent in a run's selected round; None if unknown.
 
     Args:
-      summary: the content of summary.json.
       domain: a client; a domain with several clients ("mnist/0", "mnist/1"), whose mean is
         returned; an unseen domain; `MEAN` or `UNSEEN`.
       adaptation: the adaptation on unseen domains.

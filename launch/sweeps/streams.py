@@ -89,10 +89,7 @@ def trained(
     """Returns a run, trained now unless it is in its folder, and what its unseen client receives.
 
     Args:
-      setting: the federation.
-      method, seed: of the run.
       path: of the data; "" for data that need none.
-      folder: of the run.
     """
     own = {"method": method, "seed": seed, "target": setting.target, "adaptations": "running"}
     changes = setting.changes | own | ({"data.path": path} if path else {})

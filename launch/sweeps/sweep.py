@@ -66,8 +66,6 @@ def commands(
     """Returns the commands of a run, as Python's arguments: its training, then its tests.
 
     Args:
-      run: a run of the sweep.
-      workdir: the folder of the sweep.
       data: NAME -> path.
       changes: arguments --config.KEY=VALUE of the training.
       left: whether finished parts are left out.
@@ -85,11 +83,7 @@ def commands(
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs.
-
-    Raises:
-      SystemExit: no run matches.
-    """
+    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs."""
     chosen: set[str] = set()
     for pattern in map(str.strip, (only or "*").split(",")):
         parts = [p for p in sweep.parts if any(fnmatch(x, _plain(pattern)) for x in labels(p))]
