@@ -37,15 +37,10 @@ TORCH = "torch==2.13.0"  # the one of `make benchmark`
 
 
 class Program(NamedTuple):
-    """A program to compare.
+    """A program to compare."""
 
-    Attributes:
-      module: in `peer_programs`.
-      packages: the packages for pip; empty: the program runs in this Python.
-    """
-
-    module: str
-    packages: tuple[str, ...] = ()
+    module: str  # in `peer_programs`
+    packages: tuple[str, ...] = ()  # the packages for pip; empty: the program runs in this Python
 
 
 PROGRAMS = {

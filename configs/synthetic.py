@@ -5,7 +5,7 @@
 The clients differ in the covariance of their ten features alone. A network with 100 hidden neurons
 makes 600 steps of gradient descent on all samples of a client, and the models are averaged after
 each. The paper's result: FedAvg and FedBN both reach an accuracy of 100 %, and the training loss of
-FedBN falls significantly faster (`loss` in metrics.jsonl, plots/loss.png).
+FedBN falls significantly faster (`loss` in metrics.jsonl and report.html).
 
     --config.method=fedavg
 """

@@ -26,21 +26,13 @@ MODELS = {
 
 
 class Case(NamedTuple):
-    """One program to compile.
+    """One program to compile."""
 
-    Attributes:
-      model: a network of `MODELS`.
-      method: of `fedjax_bn.methods`, or `PRODUCTS`.
-      clients: how each device maps its clients: `auto`, `map`, `vmap` or `vmap:at_once=n`.
-      dtype: in which the network computes; parameters are float32.
-      devices: over which the clients are spread.
-    """
-
-    model: str
-    method: str
-    clients: str
-    dtype: str
-    devices: int
+    model: str  # a network of `MODELS`
+    method: str  # of `fedjax_bn.methods`, or `PRODUCTS`
+    clients: str  # how each device maps its clients: `auto`, `map`, `vmap` or `vmap:at_once=n`
+    dtype: str  # in which the network computes; parameters are float32
+    devices: int  # over which the clients are spread
 
     @property
     def name(self) -> str:

@@ -7,17 +7,13 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One device of a TPU, as its compiler describes it.
+    """One device of a TPU, as its compiler describes it."""
 
-    Attributes:
-      memory: bytes that the compiler gives a program, as its message says for one that is larger.
-      per_cycle: operations in bfloat16 at best in a cycle; a multiplication and an addition are 2.
-      cores: devices of a chip.
-    """
-
+    # bytes that the compiler gives a program, as its message says for one that is larger
     memory: int
+    # operations in bfloat16 at best in a cycle; a multiplication and an addition are 2
     per_cycle: int
-    cores: int = 1
+    cores: int = 1  # devices of a chip
 
 
 # The pages docs.cloud.google.com/tpu/docs/v5e, v6e, v4 and v5p give memory, teraflops and units for

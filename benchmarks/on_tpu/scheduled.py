@@ -28,21 +28,13 @@ CALLS = re.compile(
 
 
 class Instruction(NamedTuple):
-    """An instruction of a computation.
+    """An instruction of a computation."""
 
-    Attributes:
-      name: its name, which is unique in its computation.
-      opcode: such as `fusion` or `while`.
-      shape: the text of its result's type.
-      operands: names of the instructions that it reads.
-      attributes: the text after the operands.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    operands: tuple[str, ...]
-    attributes: str
+    name: str  # its name, which is unique in its computation
+    opcode: str  # such as `fusion` or `while`
+    shape: str  # the text of its result's type
+    operands: tuple[str, ...]  # names of the instructions that it reads
+    attributes: str  # the text after the operands
 
 
 class Program(NamedTuple):

@@ -1,14 +1,17 @@
-"""The report's sections on predictions: measures beyond accuracy, confusions, worst mistakes."""
+"""The report's sections on predictions: measures beyond the score, confusions, mistakes, masks."""
 
 import io
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
+from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.blocks import (
     Block,
+    Explanation,
     Folded,
     Group,
     Heading,
@@ -17,20 +20,17 @@ from fedjax_bn.report.blocks import (
     Picture,
     SortableTable,
     TableCell,
+    picture_of_run,
 )
-from fedjax_bn.report.finished_runs import (
-    Run,
-    Variant,
-    samples_scored,
-    sizes_of_masks,
-    whose,
-)
+from fedjax_bn.report.finished_runs import Run, Variant, samples_scored
 from fedjax_bn.report.results import MEAN
+from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training.evaluation.classes_answered import Mistake
 from fedjax_bn.training.evaluation.per_sample import of_part
+from fedjax_bn.training.score_tables import heading
 
 # name in a summary -> (column head, number format, whether more is better)
-MEASURES = {
+_MEASURES = {
     "balanced_accuracy": ("balanced accuracy %", ".1f", True),
     "auc": ("AUC", ".3f", True),
     "loss": ("cross entropy", ".3f", False),
@@ -42,43 +42,38 @@ MEASURES = {
     "assd_pixels": ("ASSD pixels", ".2f", False),
     "undefined": ("distances undefined", ".1f", False),
 }
-_ABOUT = {
-    "accuracy": "Measures of {} in the selected round, means over seeds, best bold. "
-    "Balanced accuracy is the mean over classes. AUC is the area under the ROC curve, for more "
-    "than two classes the mean of each against all others. The calibration error (ECE) has 15 "
-    "bins.",
-    "Dice": "Measures of {} in the selected round, means over volumes, then over seeds, "
-    "best bold. HD95 is the greater of the 95th percentiles of the distances from either surface "
-    "to the other, ASSD their mean. Both are undefined where one or both masks lack a class: such "
-    "volumes and classes are counted in a column of their own, and are not part of the means, so "
-    "that distances compare fairly only where these counts agree.",
-}
 _WIDE = 20  # classes whose confusions are a matrix; for more, the most frequent pairs are listed
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
+_BOXES = 16  # clients of a plot of Dice, and as many domains with adaptations
+_MASKED_RUNS = 6  # whose pictures of masks are shown
 # label -> measure -> column -> values of the seeds
 _Rows = dict[str, dict[str, dict[str, list[float]]]]
+
+
+def forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
+    """Returns `_MEASURES` with the Dice of each class but the background, which is the first."""
+    named = enumerate(classes[1:], start=1)
+    dice = {f"dice_{number}": (f"Dice of {name} %", ".1f", True) for number, name in named}
+    return dice | _MEASURES
 
 
 def measures_section(variants: Sequence[Variant]) -> list[Block]:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
     run = variants[0].runs[0]
     inside, outside = _measures_of(variants)
-    if run.score not in _ABOUT or not (inside or outside):
+    if run.score not in ("accuracy", "Dice") or not (inside or outside):
         return []
-    forms = measures_of_classes(run.data.get("classes", [])) | MEASURES
-    about = _ABOUT[run.score].format(samples_scored(variants))
-    about = " ".join(filter(None, (about, sizes_of_masks(variants))))
-    clients, domains = whose(variants), whose(variants, "unseen")
-    overview: list[Block] = [Paragraphs([about], "soft")]
+    forms = forms_of_measures(run.data.get("classes", []))
+    clients, domains = _whose(variants, "internal"), _whose(variants, "unseen")
+    overview: list[Block] = [Explanation(run.score, samples_scored(variants))]
     for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
         means = {  # the recorded mean over clients; unseen domains have none: the mean over all
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
             for label, measures in rows.items()
         }
         recorded = {name for measures in rows.values() for name in measures}
-        columns = {name: form for name, form in forms.items() if name in recorded}
-        overview += _table(f"{whom[:1].upper()}{whom[1:]}", means, columns)
+        overview += _table(whom, means, {n: form for n, form in forms.items() if n in recorded})
     details: list[Block] = []
     for name, (head, form, is_gain) in forms.items():
         for whom, rows in ((clients, inside), (domains, outside)):
@@ -86,8 +81,15 @@ def measures_section(variants: Sequence[Variant]) -> list[Block]:
             columns = {
                 column: (column, form, is_gain) for values in scores.values() for column in values
             }
-            details += _table(f"{head[:1].upper()}{head[1:]}, {whom}", scores, columns)
+            details += _table(f"{head}, {whom}", scores, columns)
     return [*overview, Folded("By client and domain", details)]
+
+
+def _whose(variants: Sequence[Variant], whom: str) -> str:
+    """Returns "internal clients" or "unseen domains", and their samples if not test samples."""
+    part = part_of_all(run.part(whom) for variant in variants for run in variant.runs)
+    name = {"internal": "internal clients", "unseen": "unseen domains"}[whom]
+    return name if part == "test" else f"{name} ({part} samples)"
 
 
 def _measures_of(variants: Sequence[Variant]) -> tuple[_Rows, _Rows]:
@@ -112,12 +114,6 @@ def _measures_of(variants: Sequence[Variant]) -> tuple[_Rows, _Rows]:
     return inside, outside
 
 
-def measures_of_classes(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
-    """Returns what `MEASURES` has, of the Dice of each class without the background."""
-    named = enumerate(classes[1:], start=1)
-    return {f"dice_{number}": (f"Dice of {name} %", ".1f", True) for number, name in named}
-
-
 def _table(
     caption: str,
     rows: Mapping[str, Mapping[str, list[float]]],
@@ -125,10 +121,7 @@ def _table(
 ) -> list[Block]:
     """Returns a table of means over seeds, the best of each column bold; [] without rows.
 
-    Args:
-      caption: the text above the table.
-      rows: label -> column -> values of the seeds.
-      columns: column -> (head, number format, whether more is better).
+    `rows` has label -> column -> values of the seeds, `columns` the forms of `forms_of_measures`.
     """
     if not rows:
         return []
@@ -139,37 +132,37 @@ def _table(
         best = (max if is_gain else min)(numbers) if len(numbers) > 1 else None
         for line, mean in zip(cells, means, strict=True):
             line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
-    return [SortableTable(caption, ["", *(head for head, _, _ in columns.values())], cells)]
+    heads = ["", *(head for head, _, _ in columns.values())]
+    return [SortableTable(caption[:1].upper() + caption[1:], heads, cells)]
 
 
 def mistakes_section(variants: Sequence[Variant]) -> list[Block]:
     """Returns accuracy by class, confusions and mistakes, each from a variant's first seed."""
-    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
+    runs = [(variant, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs or runs[0][1].score != "accuracy":
         return []
     names = _class_names(runs[0][1])
     recall = {}
-    for label, run in runs:
+    folds: list[Block] = []
+    for variant, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
             if (matrix := _summed_confusions(run, adaptation)) is not None:
                 count = matrix.sum(1)
                 percent = 100 * matrix.diagonal() / np.maximum(count, 1)
-                recall[f"{label}, {whom}"] = np.where(count > 0, percent, np.nan)
-    blocks: list[Block] = []
-    if recall:
-        title = "Accuracy by class in percent, the samples of all clients or domains together"
-        blocks.append(HeatMap(title, list(recall), names, np.stack([*recall.values()]), ".0f"))
-    for number, (label, run) in enumerate(runs):
-        title = f"{label}, seed {run.seed}: classes (rows) by answers (columns), worst mistakes"
-        clients = f"{whose([Variant(label, (run,))])} together"
+                recall[f"{variant.label}, {whom}"] = np.where(count > 0, percent, np.nan)
+        clients = f"{_whose([variant], 'internal')} together"
         matrices = _confusions(clients, _summed_confusions(run, ""), names)
         unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
-        for (domain, adaptation), answered in unseen[:_ROWS]:
-            matrices += _confusions(f"{domain} [{adaptation}]", answered.confusion, names)
+        for key, answered in unseen[:_ROWS]:
+            matrices += _confusions(heading(key), answered.confusion, names)
         inside = [Group(matrices, "side"), *_worst_mistakes(run, names)]
-        blocks.append(Folded(title, inside, is_open=number == 0))
-    return blocks
+        title = f"{variant.label}, seed {run.seed}: classes (rows) by answers (columns)"
+        folds.append(Folded(title, inside, is_open=not folds))
+    if recall:
+        title = "Accuracy by class in percent, the samples of all clients or domains together"
+        return [HeatMap(title, [*recall], names, np.stack([*recall.values()]), "{:.0f}"), *folds]
+    return folds
 
 
 def _class_names(run: Run) -> list[str]:
@@ -196,16 +189,12 @@ def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> 
         # NaN leaves a cell empty, so that the confusions stand out
         values = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(values, matrix.diagonal())
-        return [HeatMap(title, names, names, values, ".0f")]
+        return [HeatMap(title, names, names, values, "{:.0f}")]
     mistaken = matrix.copy()
     np.fill_diagonal(mistaken, 0)
     order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
-    pairs = [np.unravel_index(place, mistaken.shape) for place in order]
-    rows = [
-        (names[label], names[answer], mistaken[label, answer])
-        for label, answer in pairs
-        if mistaken[label, answer]
-    ]
+    pairs = zip(*np.unravel_index(order, mistaken.shape), strict=True)
+    rows = [(names[i], names[j], mistaken[i, j]) for i, j in pairs if mistaken[i, j]]
     return [SortableTable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)]
 
 
@@ -233,3 +222,40 @@ def _picture(mistake: Mistake, names: Sequence[str]) -> Picture:
     answer = f"{names[mistake.answer]} ({100 * mistake.confidence:.0f} %)"
     title = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
     return Picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))
+
+
+def masks_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
+    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
+    if not runs:
+        return []
+    about = Explanation("spread", samples_scored(variants))
+    blocks: list[Block] = [Heading("Dice by volume"), about]
+    for label, run in runs:
+        blocks.append(Picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [Heading("Truth and prediction"), Explanation("truth")]
+    for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
+        title = f"{label}, seed {run.seed}"
+        inside = picture_of_run(run.folder / "plots" / "masks.png", f"Masks of {title}")
+        blocks.append(Folded(title, inside, is_open=number == 0))
+    return blocks
+
+
+def _draw_spread(run: Run) -> bytes:
+    """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
+    inside = [key for key in run.masks if not key[1]][:_BOXES]
+    outside = [key for key in run.masks if key[1]][:_BOXES]
+    names = [of_part(name, run.part()) for name, _ in inside] + [heading(key) for key in outside]
+    values = [run.masks[key].dice.mean(-1) * 100 for key in (*inside, *outside)]
+    figure = Figure(figsize=(max(5, 0.7 * len(names) + 1.5), 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.boxplot(values, widths=0.6, showfliers=False, medianprops={"color": "black"})
+    random = np.random.default_rng(0)  # so that equal runs draw equal plots
+    for place, percent in enumerate(values, start=1):
+        across = place + random.uniform(-0.2, 0.2, len(percent))
+        axes.plot(across, percent, ".", markersize=4, alpha=0.5)
+    places = range(1, len(names) + 1)
+    axes.set_xticks(places, map(on_plot, names), rotation=30, ha="right", fontsize=8)
+    axes.set(ylabel="Dice, %", ylim=(-3, 103))
+    axes.grid(axis="y", alpha=0.3)
+    return png(figure)

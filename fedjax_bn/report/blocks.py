@@ -15,9 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.training.workdir import not_readable
 
-Block = tuple[Any, ...]  # a NamedTuple of this module or of `charts`
+Block = tuple[Any, ...]  # a NamedTuple of this module or of `curves`
 
 
 class Heading(NamedTuple):
@@ -34,6 +33,13 @@ class Paragraphs(NamedTuple):
     style: str = ""
 
 
+class Explanation(NamedTuple):
+    """A text of `templates/blocks.html` on a section, which may name the scored samples."""
+
+    name: str
+    samples: str = ""
+
+
 class Commands(NamedTuple):
     """Lines that can be copied into a terminal."""
 
@@ -41,67 +47,37 @@ class Commands(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """A cell of a sortable table.
+    """A cell of a sortable table, whose column is sorted by `text`, as a number if it is one."""
 
-    Attributes:
-      text: the content, by which its column is sorted, as a number if it is one.
-      notes: small lines below the text.
-      style: the CSS class.
-      best: whether the cell is marked as the best of its column.
-    """
-
-    text: object
-    notes: Sequence[str] = ()
-    style: str = ""
-    best: bool = False
+    text: Any
+    notes: Sequence[str] = ()  # small lines below the text
+    style: str = ""  # the CSS class
+    best: bool = False  # of its column
 
 
 class SortableTable(NamedTuple):
-    """A table that a click on a heading sorts; `cells` are `TableCell`s, or values to be shown."""
+    """A table that a click on a heading sorts; cells are `TableCell`s, or values to be shown."""
 
     caption: str
     heads: Sequence[str]
-    cells: Sequence[Sequence[object]]
-
-    @property
-    def rows(self) -> list[list[TableCell]]:
-        """The cells, each as a `TableCell`."""
-        return [
-            [cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row]
-            for row in self.cells
-        ]
+    rows: Sequence[Sequence[object]]
 
 
 class HeatMap(NamedTuple):
-    """A table whose cells are coloured by their values; NaN gives an empty cell.
-
-    Attributes:
-      title: the text above the table.
-      rows, columns: their names.
-      values: f[R, C], at least 0 or NaN.
-      form: the number format.
-      greatest: the value of the full colour; 0 for the greatest of `values`.
-    """
+    """A table whose cells are coloured by their values f[R, C], at least 0; NaN gives none."""
 
     title: str
     rows: Sequence[str]
     columns: Sequence[str]
     values: np.ndarray
-    form: str = ".2g"
-    greatest: float = 0
+    form: str = "{:.2g}"
+    greatest: float = 0  # the value of the full colour; 0 for the greatest of `values`
 
     @property
-    def cells(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """(name of a row, (text, share of the full colour) of each cell)."""
+    def shares(self) -> list[list[float]]:
+        """The share of the full colour of each cell."""
         greatest = self.greatest or self.values[np.isfinite(self.values)].max(initial=0) or 1
-        texts = [
-            [
-                (f"{x:{self.form}}", f"{x / greatest:.3f}") if np.isfinite(x) else ("", "")
-                for x in row
-            ]
-            for row in self.values.tolist()
-        ]
-        return list(zip(self.rows, texts, strict=True))
+        return (self.values / greatest).tolist()
 
 
 class Picture(NamedTuple):
@@ -133,17 +109,8 @@ class Folded(NamedTuple):
 
 
 def picture_of_run(path: Path, text: str) -> list[Block]:
-    """Returns a PNG file below a heading; [] if the run has drawn none.
-
-    Raises:
-      WorkdirError: the file cannot be read.
-    """
-    if not path.exists():
-        return []
-    try:
-        return [Heading(text), Picture(text, path.read_bytes())]
-    except OSError as error:
-        raise not_readable(path, error) from error
+    """Returns a PNG file below a heading; [] if the run has drawn none."""
+    return [Heading(text), Picture(text, path.read_bytes())] if path.exists() else []
 
 
 def write_page(title: str, blocks: Sequence[Block]) -> str:

@@ -1,51 +1,100 @@
-"""The report's curves: over rounds, and over settings of adaptations or runs.
+"""The report's curves over rounds as inline SVG: scores, measures, losses, weights and norms.
 
-Curves over rounds show what the records of runs have: scores, measures, losses, weights, norms of
-updates and masks. Each line has a colour; if there are many lines, the best are coloured and the
-others are grey.
+A page may have a hundred charts, so the templates write their SVG: matplotlib takes a third of a
+second for each, and a PNG shows no values below the pointer and no choice of colours. page.css has
+the colours (c0 to c7) and dashes (d0 to d3) of curves. Each line has a colour; if there are many
+lines, the best are coloured and the others are grey.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
-from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.report.answers import MEASURES, measures_of_classes
-from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs, SortableTable
-from fedjax_bn.report.charts import COLOURS, Curves, Line, Look, chart
-from fedjax_bn.report.finished_runs import Run, Variant, spell
-from fedjax_bn.report.intervals import Interval, over_seeds
-from fedjax_bn.report.results import MEAN, Table, unseen_scores
+from fedjax_bn.report.answers import forms_of_measures
+from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs
+from fedjax_bn.report.finished_runs import Run, Variant
+from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.training.evaluation.groups import some_of
 from fedjax_bn.training.records import Record
 
+_COLOURS, _DASHES = 8, 4
+_BOX = (46, 350, 8, 186)  # left, right, top, bottom of the area of curves in 360 x 220 units
 _MOST_CHARTS = 24  # of a section; of more columns an evenly spaced selection is shown
 _MOST_LINES = 12  # up to so many lines are all coloured
-_LEAST_VALUES = 3  # a curve needs at least so many values of a setting
-_WIDE = 16  # the axis is logarithmic if greatest / least value is at least this
-_Columns = dict[str, list[Line]]  # column -> a line for each variant (and adaptation)
-_Settings = dict[tuple[str, str], dict[str, dict[float, Interval]]]  # (title, axis) -> lines
+_MOST_BANDS = 4  # limits are drawn in charts of up to so many lines
+_MOST_POINTS = 100  # of a line, which keeps the pages of long runs small
+_MOST_DOTS = 30
+_GREATEST = 1e100  # larger absolute values are not drawn
+
+
+class _Look(NamedTuple):
+    """How a line is drawn; a colour beyond the last repeats the first with another dash."""
+
+    colour: int
+    dash: int = 0
+    on: bool = True  # whether it is coloured at first; a click in the key changes it
+
+    @property
+    def style(self) -> str:
+        """The CSS classes of the line."""
+        return f"c{self.colour % _COLOURS} d{(self.dash + self.colour // _COLOURS) % _DASHES}"
+
+
+class _Line(NamedTuple):
+    """A curve: x ascends, and y f[rounds, seeds] is drawn as mean between least and greatest."""
+
+    name: str
+    look: _Look
+    x: Sequence[int]
+    y: np.ndarray
+
+
+class _DrawnLine(NamedTuple):
+    """A curve in coordinates of SVG, with its values."""
+
+    name: str
+    look: _Look
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float]]  # an outline; empty without limits
+    has_dots: bool
+    x: Sequence[int]
+    y: Sequence[float]
+
+
+class Curves(NamedTuple):
+    """A section of charts with their key; of several panels the script shows one at a time."""
+
+    title: str
+    looks: Mapping[str, _Look]  # name of a line -> its look; the names are the key
+    panels: Mapping[str, Sequence[Block]]
+
+
+class Chart(NamedTuple):
+    """A figure of curves over rounds."""
+
+    title: str
+    heights: Sequence[tuple[float, float]]  # (coordinate, value) of the ticks of the y-axis
+    places: Sequence[tuple[float, float]]  # likewise of the x-axis
+    lines: Sequence[_DrawnLine]  # those in colour last, because SVG draws later elements on top
+    box: tuple[int, int, int, int] = _BOX
+
+
+_Columns = dict[str, list[_Line]]  # column -> a line for each variant (and adaptation)
 
 
 def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
-    """Returns charts of scores, measures, losses, weights, norms and masks over rounds.
-
-    Args:
-      variants: those of one data set.
-      tables: their tables, whose best rows are coloured if there are many lines.
-    """
-    forms = measures_of_classes(variants[0].runs[0].data.get("classes", [])) | MEASURES
-    heads = {name: head for name, (head, _, _) in forms.items()}
+    """Returns charts over rounds; of many lines those of the tables' best rows are coloured."""
+    forms = forms_of_measures(variants[0].runs[0].data.get("classes", []))
     blocks: list[Block] = []
     for whom, table, key, measures in (
         ("internal clients", tables[0], "accuracy", "measures"),
         ("unseen domains", tables[-1], "unseen", "unseen_measures"),
     ):
         panels = {f"{variants[0].runs[0].score} %": _lines(variants, key)}
-        panels |= {head: _lines(variants, measures, name) for name, head in heads.items()}
-        part = table.part.capitalize()
-        blocks += _curves(f"{part} scores of {whom}", table, panels, False)
+        panels |= {head: _lines(variants, measures, name) for name, (head, *_) in forms.items()}
+        blocks += _curves(f"{table.part.capitalize()} scores of {whom}", table, panels, False)
     for title, key, fold in (
         ("Training loss", "loss", True),
         ("Training loss after aggregation", "train_loss", True),
@@ -54,32 +103,11 @@ def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) ->
         ("L1 norm of the masks", "mask_l1", False),
     ):
         blocks += _curves(title, tables[0], {"": _lines(variants, key)}, fold)
-    return [*blocks, Paragraphs(_far_norms(variants), "missing")]
-
-
-def _far_norms(variants: Sequence[Variant]) -> list[str]:
-    """Returns a note for each client of a run whose updates had norms far from the others'."""
-    notes = []
-    for variant in variants:
-        for run in variant.runs:
-            far = Counter(name for record in run.records for name in record.get("far_norms", ()))
-            notes += [
-                f"{variant.label}, seed {run.seed}: the norm of {name}'s update was more than ten "
-                f"times the median norm in {count} of {len(run.records)} rounds."
-                for name, count in far.items()
-            ]
-    return notes
+    return blocks
 
 
 def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Block]:
-    """Returns panels of charts with their key; [] without lines.
-
-    Args:
-      title: the heading.
-      table: the table whose best rows are coloured if there are many lines.
-      panels: heading -> lines; panels without lines are left out.
-      fold: whether the first panel folds the charts of single clients, as all other panels do.
-    """
+    """Returns panels of charts with their key; all but the first fold single clients anyway."""
     panels = {head: columns for head, columns in panels.items() if columns}
     lines = [line for columns in panels.values() for drawn in columns.values() for line in drawn]
     if not lines:
@@ -88,60 +116,94 @@ def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool
         note = "One round was evaluated: there is no curve."
         return [Heading(title), Paragraphs([note], "soft")]
     looks = _looks_of(lines, table)
-    return [
-        Curves(
-            title,
-            looks,
-            {
-                head: _panel(columns, looks, mean_first=fold or number > 0)
-                for number, (head, columns) in enumerate(panels.items())
-            },
-        )
-    ]
+    drawn = {}
+    for head, columns in panels.items():
+        drawn[head] = _panel(columns, looks, fold or bool(drawn))
+    return [Curves(title, looks, drawn)]
 
 
-def _looks_of(lines: Sequence[Line], table: Table) -> dict[str, Look]:
+def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
     """Returns name -> look; of many lines, the baseline and the table's best rows stand out."""
     looks = {line.name: line.look for line in lines}
     if len(looks) <= _MOST_LINES:
         return looks
-    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
-    chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
-    chosen += [table.baseline] if table.baseline in looks else []
-    grey = [label for label in looks if label not in chosen]
-    order = [*sorted(chosen, key=best.index), *grey]
-    return {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
+    best = [row.label for row in table.ranked(table.columns[0]) if row.label != table.baseline]
+    coloured = {table.baseline, *best[: _COLOURS - 1]}
+    return {name: look._replace(on=name in coloured) for name, look in looks.items()}
 
 
-def _panel(columns: _Columns, looks: Mapping[str, Look], mean_first: bool) -> list[Block]:
-    """Returns a chart for each column; with `mean_first` the charts of clients are folded."""
-    charts = {
-        column: chart(column, [line._replace(look=looks[line.name]) for line in lines], "round")
-        for column, lines in columns.items()
-    }
-    above = [MEAN] if mean_first and MEAN in charts else []
-    below = sorted((c for c in charts if c not in above), key=lambda column: column != MEAN)
-    chosen = [below[i] for i in some_of(len(below), _MOST_CHARTS)] if below else []
-    grid = _charts_of(charts, chosen)
-    if len(chosen) < len(below):
-        grid = [Paragraphs([f"{len(chosen)} of {len(below)} are shown."]), *grid]
-    if above and grid:
-        grid = [Folded("By client", grid)]
-    return _charts_of(charts, above) + grid
+def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Block]:
+    """Returns a chart for each column, the mean first; `fold` folds those of single clients."""
+    chosen = sorted(columns, key=lambda column: column != MEAN)
+    notes: list[Block] = []
+    if len(chosen) > _MOST_CHARTS:
+        notes = [Paragraphs([f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
+        chosen = [chosen[i] for i in some_of(len(chosen), _MOST_CHARTS)]
+    charts: dict[str, Chart] = {}
+    for column in chosen:
+        lines = [line._replace(look=looks[line.name]) for line in columns[column]]
+        charts[column] = _chart(column, lines)
+    if not fold or len(charts) == 1 or MEAN not in charts:
+        return [*notes, Group([*charts.values()], "charts")]
+    mean = charts.pop(MEAN)
+    by_client = Folded("By client", [*notes, Group([*charts.values()], "charts")])
+    return [Group([mean], "charts"), by_client]
 
 
-def _charts_of(charts: Mapping[str, list[Block]], columns: Sequence[str]) -> list[Block]:
-    drawn = [block for column in columns for block in charts[column]]
-    return [Group(drawn, "charts")] if drawn else []
+def _chart(title: str, lines: Sequence[_Line]) -> Chart:
+    """Returns a chart; each line has a point or more."""
+    ys = np.concatenate([line.y.ravel() for line in lines])
+    rounds = [number for line in lines for number in line.x]
+    heights = _ticks(ys.min(), ys.max())
+    places = _ticks(min(rounds), max(rounds), True) if len(set(rounds)) > 1 else rounds[:1]
+    left, right, top, bottom = _BOX
+
+    def across(values: Sequence[float]) -> list[float]:
+        return _coordinates(values, places, left, right)
+
+    def up(values: Sequence[float]) -> list[float]:
+        return _coordinates(values, heights, bottom, top)
+
+    drawn = []
+    for line in sorted(lines, key=lambda line: line.look.on):
+        chosen = some_of(len(line.x), _MOST_POINTS)
+        x, y = [line.x[i] for i in chosen], line.y[chosen]
+        band = []
+        if y.shape[1] > 1 and len(lines) <= _MOST_BANDS:
+            # the outline goes right along the upper limits and back along the lower ones
+            outline = [*up(y.max(1)), *up(y.min(1)[::-1])]
+            band = list(zip(across([*x, *x[::-1]]), outline, strict=True))
+        means = y.mean(1).tolist()
+        points = list(zip(across(x), up(means), strict=True))
+        has_dots = len(points) <= _MOST_DOTS
+        drawn.append(_DrawnLine(line.name, line.look, points, band, has_dots, x, means))
+    rows = (zip(up(heights), heights, strict=True), zip(across(places), places, strict=True))
+    return Chart(title, *map(list, rows), drawn)
+
+
+def _coordinates(
+    values: Sequence[float], ticks: Sequence[float], start: float, end: float
+) -> list[float]:
+    """Returns the coordinates of values on an axis between its end ticks."""
+    share = (np.asarray(values, float) - ticks[0]) / ((ticks[-1] - ticks[0]) or 1)
+    return (start + share * (end - start)).round(1).tolist()
+
+
+def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
+    """Returns round numbers, in about five steps, that span the range from low to high."""
+    if high <= low:
+        margin = abs(low) * 0.05 or 1.0  # draws a constant in the middle
+        low, high = low - margin, high + margin
+    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer, min_n_ticks=1)
+    return locator.tick_values(low, high).tolist()
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:
-    """Returns column -> lines: the mean over a variant's seeds, with their least and greatest.
+    """Returns column -> lines of a value over rounds, which all seeds of a variant reached.
 
-    Each variant has a colour, each adaptation a dash. Rounds that not all seeds reached are left
-    out.
+    Each variant has a colour, each adaptation a dash.
     """
-    looks: dict[str, Look] = {}
+    looks: dict[str, _Look] = {}
     dashes: dict[str, int] = {}
     scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # column -> line -> round -> seeds
     for colour, variant in enumerate(variants):
@@ -149,21 +211,19 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
             for adaptation, number, values in _recorded(run, key, measure):
                 label = f"{variant.label} [{adaptation}]" if adaptation else variant.label
                 dash = dashes.setdefault(adaptation, len(dashes))
-                looks.setdefault(label, Look(colour, dash))
+                looks.setdefault(label, _Look(colour, dash))
                 for column, value in values.items():
-                    if value is not None and np.isfinite(value):
+                    if value is not None and abs(value) < _GREATEST:  # false for NaN
                         rounds = scores.setdefault(column, {}).setdefault(label, {})
                         rounds.setdefault(number, []).append(value)
     columns: _Columns = {}
     for column, lines in scores.items():
-        columns[column] = []
         for label, by_round in lines.items():
             seeds = max(map(len, by_round.values()))
             # some seeds stop early; a mean over the remaining ones would jump
             rounds = sorted(number for number, values in by_round.items() if len(values) == seeds)
             values = np.array([by_round[number] for number in rounds])
-            ends = (values.min(1), values.max(1)) if seeds > 1 else ((), ())
-            columns[column].append(Line(label, looks[label], rounds, values.mean(1), *ends))
+            columns.setdefault(column, []).append(_Line(label, looks[label], rounds, values))
     return columns
 
 
@@ -193,90 +253,3 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
             mean = {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)}
             # weights sum to 1, so their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
-
-
-def sensitivity_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
-    """Returns charts of scores over each setting that adaptations or a method's variants vary.
-
-    Numeric settings of adaptations give a chart of the scores of unseen domains; other settings,
-    such as with and without affine, give rows of a table.
-    """
-    adapted: _Settings = {}
-    rows = []
-    for variant in variants:
-        scores = unseen_scores(variant.runs)
-        for (name, key), choices in varied(scores).items():
-            numbers = {float(v): adaptation for v, adaptation in choices.items() if _is_number(v)}
-            domains = scores[next(iter(choices.values()))]
-            for domain in domains if len(numbers) >= _LEAST_VALUES else ():
-                points = {
-                    number: over_seeds(
-                        [score.value for score in scores[adaptation][domain].values()]
-                    )
-                    for number, adaptation in sorted(numbers.items())
-                    if domain in scores[adaptation]
-                }
-                lines = adapted.setdefault((f"{domain}: {key} of {name}", key), {})
-                lines[variant.label] = points
-            for value, adaptation in choices.items():
-                for domain, seeds in scores[adaptation].items() if not _is_number(value) else ():
-                    mean = np.mean([score.value for score in seeds.values()])
-                    rows.append((variant.label, name, key, value, domain, f"{mean:.1f}"))
-    heads = ("run", "adaptation", "setting", "value", "domain", "%")
-    title = "Settings of adaptations that are not numbers."
-    return [
-        *_charts_of_settings("Settings of adaptations", adapted),
-        *_charts_of_settings("Keys that the runs vary", _swept(variants, tables)),
-        *([SortableTable(title, heads, rows)] if rows else []),
-    ]
-
-
-def _charts_of_settings(title: str, curves: _Settings) -> list[Block]:
-    """Returns a chart for each setting, a line for each name; a name keeps its colour."""
-    if not curves:
-        return []
-    names = dict.fromkeys(name for lines in curves.values() for name in lines)
-    looks = {name: Look(number) for number, name in enumerate(names)}
-    charts: list[Block] = []
-    for (head, setting), by_name in curves.items():
-        lines = []
-        for name, points in by_name.items():
-            mean, low, high = zip(*points.values(), strict=True)
-            ends = (low, high) if all(value.known for value in points.values()) else ((), ())
-            lines.append(Line(name, looks[name], list(points), mean, *ends))
-        places = [x for line in lines for x in line.x]
-        # such as batch sizes and learning rates
-        is_wide = min(places) > 0 and max(places) >= _WIDE * min(places)
-        charts += chart(head, lines, setting, is_wide)
-    return [Curves(title, looks, {"": [Group(charts, "charts")]})]
-
-
-def _swept(variants: Sequence[Variant], tables: Sequence[Table]) -> _Settings:
-    """Returns scores over the numeric keys that a method's variants vary."""
-    curves: _Settings = {}
-    for table in tables:
-        column = table.columns[0]
-        for key in dict.fromkeys(key for variant in variants for key in variant.keys):
-            lines: dict[str, dict[float, Interval]] = {}
-            for variant in variants:
-                config = variant.runs[0].values
-                if key not in variant.keys or not _is_number(config[key]):
-                    continue
-                fixed = [f"{k}={spell(config[k])}" for k in variant.keys if k != key]
-                for row in table.rows:
-                    if row.variant == variant.label and column in row.cells:
-                        name = " ".join(filter(None, (variant.method, *fixed, row.adaptation)))
-                        points = lines.setdefault(name, {})
-                        points[float(config[key])] = row.cells[column].value
-            lines = {
-                name: dict(sorted(points.items()))
-                for name, points in lines.items()
-                if len(points) >= _LEAST_VALUES
-            }
-            if lines:
-                curves[f"{table.name} {column} over {key}", key] = lines
-    return curves
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -29,32 +29,24 @@ APART = frozenset(
         *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )
 )
-
-
-_WHOM = {"internal": "internal clients", "unseen": "unseen domains"}
+EQUALS_FEDAVG = (
+    "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "
+    "rounding: its numbers here can only be FedAvg's"
+)
 
 
 class Run(NamedTuple):
-    """A finished run, read from its workdir.
-
-    Attributes:
-      folder: the workdir.
-      about: the content of config.json.
-      summary: the content of summary.json.
-      records: the records of all rounds, in order.
-      data: the content of data.json, see `page.data_facts`; empty if there is no such file.
-      answers: (client, "") or (unseen domain, adaptation) -> which samples were answered rightly,
-        see `run.evaluation.answers`; empty for other tasks and runs that wrote none.
-      masks: likewise -> Dice by volume and some pictures of predicted masks.
-    """
+    """A finished run, read from its workdir."""
 
     folder: Path
-    about: Record
-    summary: Record
-    records: list[Record]
-    data: Record
+    about: Record  # the content of config.json
+    summary: Record  # the content of summary.json
+    records: list[Record]  # of all rounds, in order
+    data: Record  # the content of data.json; empty if there is no such file
+    # (client, "") or (unseen domain, adaptation) -> which samples were answered rightly; empty for
+    # other tasks and runs that wrote none
     answers: Mapping[tuple[str, str], Answered]
-    masks: Mapping[tuple[str, str], AnsweredMasks] = {}
+    masks: Mapping[tuple[str, str], AnsweredMasks] = {}  # likewise: Dice, and some pictures
 
     @property
     def config(self) -> Record:
@@ -101,10 +93,7 @@ class Run(NamedTuple):
         return part_tested(self.summary, whom)
 
     def tested(self, name: str, adaptation: str = "") -> int:
-        """Returns the number of samples that a client's or an unseen domain's score is of.
-
-        The number is 0 if unknown.
-        """
+        """Returns how many samples a client's or unseen domain's score is of; 0 if unknown."""
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         parts = self.data.get("unseen" if adaptation else "clients", {}).get(name)
@@ -113,24 +102,13 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Runs that differ only in their seeds and the domains left out.
+    """Runs that differ only in their seeds and the domains left out."""
 
-    Attributes:
-      label: the method, with the keys in which it differs from other variants of the method. It
-        leaves out a method's own rules, and values that more than half of the variants have.
-      runs: the runs, in the order in which they were given.
-      keys: the keys in which the variants of this method differ.
-    """
-
+    # the method, with the keys in which it differs from other variants of the method, except its
+    # own rules and values that more than half of the variants have
     label: str
-    runs: tuple[Run, ...]
-    keys: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> Record:
-        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
-        options = option_values(self.config["method"]).items()
-        return self.config | {f"{self.method}:{key}": value for key, value in options}
+    runs: tuple[Run, ...]  # in the order in which they were given
+    keys: tuple[str, ...] = ()  # in which the variants of this method differ
 
     @property
     def method(self) -> str:
@@ -139,34 +117,25 @@ class Variant(NamedTuple):
 
 
 def samples_scored(variants: Sequence[Variant]) -> str:
-    """Returns which samples the scores of runs are of, such as "test samples"."""
-    runs = [run for variant in variants for run in variant.runs]
-    inside, outside = (part_of_all(run.part(whom) for run in runs) for whom in _WHOM)
-    if inside == outside or not any(run.summary["accuracy"]["unseen"] for run in runs):
-        return f"{inside} samples"
-    return f"{inside} samples of clients and {outside} samples of unseen domains"
+    """Returns which samples the scores of runs are of, such as "test samples".
 
-
-def whose(variants: Sequence[Variant], whom: str = "internal") -> str:
-    """Returns "internal clients" or "unseen domains", and their samples if not test samples."""
-    part = part_of_all(run.part(whom) for variant in variants for run in variant.runs)
-    tested = "" if part == "test" else f" ({part} samples)"
-    return f"{_WHOM[whom]}{tested}"
-
-
-def sizes_of_masks(variants: Sequence[Variant]) -> str:
-    """Returns at which size of masks Dice was taken, as text; "" without masks."""
+    For masks also at which size Dice was taken.
+    """
+    runs = [(variant.label, run) for variant in variants for run in variant.runs]
+    inside, outside = (
+        part_of_all(run.part(whom) for _, run in runs) for whom in ("internal", "unseen")
+    )
+    samples = f"{inside} samples"
+    if inside != outside and any(run.summary["accuracy"]["unseen"] for _, run in runs):
+        samples += f" of clients and {outside} samples of unseen domains"
     labels: dict[str, dict[str, None]] = {}
-    for variant in variants:
-        for run in variant.runs:
-            labels.setdefault(run.size, {})[variant.label] = None
-    labels.pop("", None)
-    if not labels:
-        return ""
-    sizes = [f"{size} ({', '.join(names)})" if len(labels) > 1 else size
-             for size, names in labels.items()]  # fmt: skip
-    end = "; scores at different sizes do not compare" if len(labels) > 1 else ""
-    return f"Dice is taken at {' and '.join(sizes)}{end}."
+    for label, run in runs:
+        if run.size:
+            labels.setdefault(run.size, {})[label] = None
+    if len(labels) > 1:
+        sizes = " and ".join(f"{size} ({', '.join(names)})" for size, names in labels.items())
+        return f"{samples}; Dice is taken at {sizes}: scores at different sizes do not compare"
+    return samples + "".join(f"; Dice is taken at {size}" for size in labels)
 
 
 def as_json(config: ConfigDict) -> Record:
@@ -188,31 +157,30 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """Returns the finished runs in folders, at any depth, and notes on runs that were left out.
 
     Raises:
-      WorkdirError: a folder does not exist or cannot be read, there is no finished run, or one is
-        damaged.
+      WorkdirError: a folder does not exist, there is no finished run, or one is damaged.
     """
-    folders = [Path(folder) for folder in folders]
-    runs, notes = [], []
-    for folder in folders:
-        if not folder.is_dir():
-            raise WorkdirError(f"{folder} is not a folder: give workdirs of finished runs")
-        for place in _workdirs(folder):
-            if not (place / "summary.json").exists():
-                notes.append(f"{place} holds a run that has not finished: it is left out.")
-                continue
-            summary = read_json(place / "summary.json", SUMMARY)
-            records = read_lines(place / "metrics.jsonl", summary["rounds"])
-            about = read_json(place / "config.json", CLAIM)
-            about |= {"config": _lists(about["config"])}
-            data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
-            answered = read_answers(place).items()
-            answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}
-            masks = {key: entry for key, entry in answered if isinstance(entry, AnsweredMasks)}
-            runs.append(Run(place, about, summary, records, data, answers, masks))
-    if not runs:
+    folders, runs, notes = list(folders), [], []
+    for place in (place for folder in folders for place in _workdirs(Path(folder))):
+        if (place / "summary.json").exists():
+            runs.append(_read_run(place))
+        else:
+            notes.append(f"{place} holds a run that has not finished: it is left out.")
+    if not runs or not all(map(Path.is_dir, folders)):
         named = ", ".join(map(str, folders))
         raise WorkdirError(f"no finished run (a summary.json) in {named}: give other folders")
     return runs, notes
+
+
+def _read_run(place: Path) -> Run:
+    summary = read_json(place / "summary.json", SUMMARY)
+    records = read_lines(place / "metrics.jsonl", summary["rounds"])
+    about = read_json(place / "config.json", CLAIM)
+    about |= {"config": _lists(about["config"])}
+    data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
+    answered = read_answers(place).items()
+    answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}
+    masks = {key: entry for key, entry in answered if isinstance(entry, AnsweredMasks)}
+    return Run(place, about, summary, records, data, answers, masks)
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
@@ -222,12 +190,8 @@ def _workdirs(folder: Path) -> Iterator[Path]:
         # the other folders of a workdir hold many files and no runs
         children = folder.glob("baselines/*")
     else:
-        children = folder.iterdir()
-    try:
-        children = sorted(children)
-    except OSError as error:
-        raise WorkdirError(f"cannot read {folder} ({error.strerror}): leave it out") from error
-    for child in children:
+        children = folder.glob("*")
+    for child in sorted(children):
         if child.is_dir() and not child.name.startswith("."):
             yield from _workdirs(child)
 
@@ -246,10 +210,6 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
     """Returns domain -> training samples of a client, for domains that differ from the plan.
 
     Differences of one sample, or of up to two in a thousand, count as rounding.
-
-    Args:
-      data: the content of data.json; empty if the run wrote none, so that its samples are unknown.
-      planned: domain -> training samples of each of its clients; other domains are not compared.
     """
     differing: dict[str, int] = {}
     for client, parts in data.get("clients", {}).items():
@@ -261,24 +221,13 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_equal_steps(config: Record, data: Record) -> bool:
-    """Returns whether all clients are known to make equally many steps in each round.
-
-    Args:
-      config: dotted key -> value.
-      data: the content of data.json; empty if the run wrote none.
-    """
+    """Returns whether all clients are known to make equally many steps in each round."""
     clients = data.get("clients", {}).values()
     if not clients or data.get("number", len(clients)) > len(clients):
         return False
     batches = {-(-parts["train"]["samples"] // config["batch_size"]) for parts in clients}
     epochs = set(config.get("client_epochs") or [config["local_epochs"]])
     return bool(config.get("local_steps")) or len(batches) == len(epochs) == 1
-
-
-EQUALS_FEDAVG = (
-    "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "
-    "rounding: its numbers here can only be FedAvg's"
-)
 
 
 def spell(value: Any) -> str:
@@ -290,31 +239,21 @@ def spell(value: Any) -> str:
 
 def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     """Returns the variants of runs on one data set, and notes on repeated runs, now left out."""
-    groups: dict[tuple, list[Run]] = {}
+    groups: dict[tuple[str, str], dict[tuple[int, str], Run]] = {}
     notes = []
     for run in runs:
         # as text, because lists cannot be hashed
-        keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
-        group = groups.setdefault((run.method, keys), [])
-        twin = [
-            sibling for sibling in group if (sibling.seed, sibling.target) == (run.seed, run.target)
-        ]
-        if twin:
-            notes.append(
-                f"{run.folder} repeats {twin[0].folder} (method, keys, seed and target): it is "
-                "left out."
-            )
-        else:
-            group.append(run)
-    configs = [(group[0].method, relevant(group[0])) for group in groups.values()]
+        group = groups.setdefault((run.method, str(sorted(relevant(run).items()))), {})
+        twin = group.setdefault((run.seed, run.target), run)
+        if twin is not run:
+            same = "method, keys, seed and target"
+            notes.append(f"{run.folder} repeats {twin.folder} ({same}): it is left out.")
+    firsts = [next(iter(group.values())) for group in groups.values()]
+    configs = [(run.method, relevant(run)) for run in firsts]
     variants = []
-    for (method, config_keys), group in zip(configs, groups.values(), strict=True):
-        siblings = [config for name, config in configs if name == method]
-        differ = tuple(
-            key
-            for key in config_keys
-            if any(sibling.get(key) != config_keys[key] for sibling in siblings)
-        )
+    for (method, config), group in zip(configs, groups.values(), strict=True):
+        siblings = [entry for name, entry in configs if name == method]
+        differ = tuple(k for k in config if any(s.get(k) != config[k] for s in siblings))
         shown = []
         for key in differ:
             values = [spell(sibling.get(key)) for sibling in siblings]
@@ -322,8 +261,8 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
             rule = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
             value, count = Counter(values).most_common(1)[0]
             usual = rule if rule in values else value if 2 * count > len(values) else None
-            if (value_text := spell(config_keys[key])) != usual:
-                shown.append(f"{key}={value_text}")
+            if spell(config[key]) != usual:
+                shown.append(f"{key}={spell(config[key])}")
         label = f"{method} ({', '.join(shown)})" if shown else method
-        variants.append(Variant(label, tuple(group), differ))
+        variants.append(Variant(label, tuple(group.values()), differ))
     return variants, notes

@@ -51,13 +51,14 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 
 def welch(scores: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Returns mean(one) - mean(other) with Welch's interval; each has at least two values."""
+    """Returns mean(scores) - mean(baseline), with Welch's interval if both have two values."""
     gap = float(np.mean(scores) - np.mean(baseline))
+    if min(len(scores), len(baseline)) < 2:
+        return Interval(gap)
     if np.ptp(scores) == np.ptp(baseline) == 0:  # `ttest_ind` would divide by 0
         return Interval(gap, gap, gap)
-    return Interval(
-        gap, *scipy.stats.ttest_ind(scores, baseline, equal_var=False).confidence_interval()
-    )
+    test = scipy.stats.ttest_ind(scores, baseline, equal_var=False)
+    return Interval(gap, *test.confidence_interval())
 
 
 def mean_of_parts(parts: Sequence[Part]) -> Interval:
@@ -73,7 +74,7 @@ def mean_of_parts(parts: Sequence[Part]) -> Interval:
 
 
 def difference_of_parts(parts: Sequence[Part], baseline: Sequence[Part]) -> Interval:
-    """Returns mean(one) - mean(other) with its interval, as if the samples were independent.
+    """Returns mean(parts) - mean(baseline) with its interval, as if samples were independent.
 
     Chance separates two models less on the same samples, so this interval is rather too wide than
     too narrow. `paired_difference` is narrower, but needs the right answers by sample.
@@ -87,9 +88,7 @@ def difference_of_parts(parts: Sequence[Part], baseline: Sequence[Part]) -> Inte
 def paired_difference(right: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> Interval:
     """Returns the difference of two models' mean accuracies on the same samples, in percent.
 
-    Args:
-      one: bool[n] for each client, whether the first model is right on each of its samples.
-      other: the same for the second model.
+    Both have bool[n] for each client: whether the model is right on each of its samples.
     """
     gaps = [100 * (a.astype(float) - b) for a, b in zip(right, baseline, strict=True)]
     reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)

@@ -1,49 +1,74 @@
 """Writes report.html, one self-contained page with the tables and curves of finished runs."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.report import plots
-from fedjax_bn.report.answers import measures_section, mistakes_section
-from fedjax_bn.report.blocks import Block, Folded, Heading, Paragraphs, write_page
-from fedjax_bn.report.comparison import first_screen, text_files
-from fedjax_bn.report.curves import convergence_section, sensitivity_section
-from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
-from fedjax_bn.report.masks import masks_section
-from fedjax_bn.report.results import Table, tables_of
-from fedjax_bn.report.sections import (
-    absences_section,
-    batch_norm_section,
-    data_section,
-    runs_section,
+from fedjax_bn.report.answers import masks_section, measures_section, mistakes_section
+from fedjax_bn.report.blocks import (
+    Block,
+    Commands,
+    Explanation,
+    Folded,
+    Group,
+    Heading,
+    HeatMap,
+    Paragraphs,
+    SortableTable,
+    TableCell,
+    picture_of_run,
+    write_page,
 )
+from fedjax_bn.report.comparison import first_screen, text_files
+from fedjax_bn.report.curves import convergence_section
+from fedjax_bn.report.finished_runs import (
+    Run,
+    Variant,
+    as_json,
+    find_runs,
+    samples_scored,
+    variants_of,
+)
+from fedjax_bn.report.results import Table, tables_of
+from fedjax_bn.run.config.file import packaged_configs, read
+from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.plots import ablations
 from fedjax_bn.training.workdir import write_atomically, write_picture
 
+_TITLES = {
+    "mean": "running means",
+    "std": "running standard deviations",
+    "scale": "scales",
+    "bias": "biases",
+}
+_MOMENTS = {"first": "after round 1", "selected": "in the selected round"}
+_MOST_CLASSES = 40  # for more classes the table of counts shows least, median and most
+_PICTURES = {
+    "samples": "What the clients see",
+    "boxes": "Boxes found in {}, and those missed",
+    "masked_features": "Features of two clients, before and after their masks",
+}
+_COSTS = (
+    *("run", "seed", "target", "rounds", "selected", "s a round", "training min"),
+    *("compiled in s", "samples a s", "MB down", "MB up", "folder"),
+)
 _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which runs are left out
 
 
 def write_report(folder: Path) -> None:
-    """Writes plots/*.png and report.html of a finished run and of its finished baselines.
+    """Writes report.html of a finished run and its baselines, and plots of its adaptations.
 
     Raises:
       WorkdirError: the folder holds no finished run, or a damaged one.
     """
     runs, notes = find_runs([folder])
     run, *_ = runs
-    place, labels = folder / "plots", {"accuracy": f"{run.part()} {run.score}, %"}
-    labels |= {"loss": "training loss", "weights": "aggregation weight"}
-    if "mask_l1" in run.records[-1]:
-        labels["mask_l1"] = "L1 norm of the mask"
-    write_picture(
-        place / "methods.png", lambda: plots.methods([finished.summary for finished in runs])
-    )
-    for key, label in labels.items():
-        write_picture(place / f"{key}.png", partial(plots.curves, run.records, key, label))
     for name, draw in ablations(run.summary["accuracy"]["unseen"], run.score):
-        write_picture(place / f"unseen{name}", draw)
+        write_picture(folder / "plots" / f"unseen{name}", draw)
     title = f"{run.method} on {run.summary['dataset']}, seed {run.seed}"
     write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
 
@@ -67,9 +92,8 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
         raise ConfigError(f"--out={out} must end with .html: its tables are written beside it")
     runs, notes = find_runs(folders)
     groups = _groups(runs, baseline)
-    title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
     tables = {name: tables for name, (_, _, tables) in groups.items()}
-    files = {out: _page(title, groups, notes)}
+    files = {out: _page(f"Runs on {', '.join(groups)}", groups, notes)}
     files |= {out.with_suffix(end): content for end, content in text_files(tables).items()}
     for path, content in files.items():
         write_atomically(path, content)
@@ -102,17 +126,161 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
         tables_of_all.append(Paragraphs(left_out, "missing"))
         sections = {
             "Convergence": convergence_section(variants, tables),
-            "Batch norm": batch_norm_section(variants),
-            "Sensitivity": sensitivity_section(variants, tables),
+            "Batch norm": _batch_norm_section(variants),
             f"Beyond {variants[0].runs[0].score}": measures_section(variants),
             "What is confused": mistakes_section(variants),
             "Masks": masks_section(variants),
-            "Who was left out": absences_section(variants),
-            "Data": data_section(variants),
-            "How it was made": runs_section(variants),
+            "Who was left out": _absences_section(variants),
+            "Data": _data_section(variants),
+            "How it was made": _runs_section(variants),
         }
         blocks: list[Block] = []
         for head, inside in sections.items():
             blocks += [Heading(head, 2), *inside] if inside else []
         details += [Folded(f"{name} in detail", blocks)] if several else blocks
     return write_page(title, [*tables_of_all, Paragraphs(notes, "missing"), *details])
+
+
+def _batch_norm_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
+    maps: list[Block] = []
+    shared = []
+    for variant in variants:
+        run = variant.runs[0]
+        if rows := _distances_of(run):
+            maps.append(Folded(f"{variant.label}, seed {run.seed}", rows, is_open=not maps))
+        else:
+            shared.append(variant.label)
+    note = (
+        f"{', '.join(shared)}: clients keep no batch norm of their own (or only those of a cohort "
+        "are at hand), so that all have the same."
+    )
+    return [
+        *([Explanation("distances")] if maps else []),
+        *maps,
+        Paragraphs([note] if shared else [], "missing"),
+    ]
+
+
+def _distances_of(run: Run) -> list[Block]:
+    """Returns a run's heat maps, a row of two rounds for each kind; [] if it wrote no distances."""
+    moments = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
+    moments = {title: distances for title, distances in moments.items() if distances is not None}
+    rows: list[Block] = []
+    for kind, title in _TITLES.items() if moments else ():
+        values = {moment: distances.values[kind] for moment, distances in moments.items()}
+        finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in values.values()])
+        if len(finite):
+            maps = []
+            for moment, matrix in values.items():
+                names = moments[moment].layers, moments[moment].clients
+                maps.append(HeatMap(f"{title}, {moment}", *names, matrix))
+            # one colour scale for both rounds
+            rows.append(Group([m._replace(greatest=float(finite.max())) for m in maps], "side"))
+    return rows
+
+
+def _data_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns pictures of the first run's data, and its class counts by client in each part."""
+    run = variants[0].runs[0]
+    scored = samples_scored([Variant("", (run,))]).replace("samples", "images")
+    blocks: list[Block] = []
+    for name, title in _PICTURES.items():
+        blocks += picture_of_run(run.folder / "plots" / f"{name}.png", title.format(scored))
+    if not (data := run.data):  # of a server, which sees no data
+        return blocks
+    counted = "pixels" if data.get("masks") else "boxes" if data["boxes"] else "samples"
+    blocks.append(Heading(f"{counted.capitalize()} by class and client"))
+    if len(data["clients"]) < data["number"]:
+        selection = f"{len(data['clients'])} of {data['number']:,} clients."
+        blocks.append(Paragraphs([selection], "soft"))
+    unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
+    parts_of = data["clients"] | unseen
+    for split in ("train", "validation", "test"):
+        rows = {name: parts[split]["classes"] for name, parts in parts_of.items() if split in parts}
+        if rows:
+            heads, counts = data["classes"], np.array(list(rows.values()), float)
+            if len(heads) > _MOST_CLASSES:
+                heads = [f"least of {len(heads)} classes", "median", "most"]
+                counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
+            blocks.append(HeatMap(f"{split}: {counted}", list(rows), heads, counts, "{:,.0f}"))
+    return blocks
+
+
+def _absences_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns a table of the clients and nodes that a Flower server left out; [] without any."""
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for run in (run for variant in variants for run in variant.runs):
+        for record in run.records:
+            reasons = {**record.get("left_out", {}), **record.get("refused", {})}
+            for client, reason in reasons.items():
+                rounds.setdefault((str(run.folder), client, reason), []).append(record["round"])
+    rows = [
+        [*(TableCell(value, style="text") for value in key), len(numbers), numbers[0], numbers[-1]]
+        for key, numbers in rounds.items()
+    ]
+    about = "Clients whose upload was left out, and nodes that were refused as clients."
+    heads = ("folder", "who", "why", "rounds", "first", "last")
+    return [SortableTable(about, heads, rows)] if rows else []
+
+
+def _runs_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns the runs' costs, changed keys, commands, notes, versions and devices."""
+    runs = [(variant.label, run) for variant in variants for run in variant.runs]
+    notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
+    about = "MB: what a client receives and sends in a round."
+    return [
+        Heading("Time and traffic"),
+        SortableTable(about, _COSTS, [_costs(label, run) for label, run in runs]),
+        Heading("Commands"),
+        Commands(list(dict.fromkeys(_command(run) for _, run in runs))),
+        *([Heading("Notes on the data and the start"), Paragraphs(notes)] if notes else []),
+        Heading("Versions and devices"),
+        Paragraphs(list(dict.fromkeys(_machine(run) for _, run in runs))),
+    ]
+
+
+def _costs(label: str, run: Run) -> list[object]:
+    """Returns a run's row of `_COSTS`."""
+    summary, sent = run.summary, run.summary.get("traffic", {})
+    return [
+        *(label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]),
+        f"{summary['seconds_per_round']:.3g}",
+        f"{sum(record['seconds'] for record in run.records) / 60:.1f}",
+        f"{summary['compile_seconds']:.3g}",
+        f"{summary['samples_per_second']:.0f}",
+        *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
+        TableCell(run.folder, style="text"),
+    ]
+
+
+def _machine(run: Run) -> str:
+    """Returns the versions and devices of a run as a sentence."""
+    machine = run.about.get("machine", {})
+    versions = ", ".join(f"{name} {n}" for name, n in run.about.get("versions", {}).items())
+    parts = [machine.get(key) for key in ("device_kind", "cpu", "cores", "mesh")]
+    hardware = ", ".join(str(part) for part in parts if part)
+    return f"{versions}; on {', '.join(run.about.get('devices', ()))} ({hardware})"
+
+
+def _command(run: Run) -> str:
+    """Returns the shortest command that sets a run's configuration, from a packaged config."""
+    config = run.config
+    changes = {
+        name: {key: value for key, value in config.items() if values.get(key) != value}
+        for name, values in _packaged().items()
+        # the command line cannot set a key back to None, so such configs are left out
+        if all(config.get(key) is not None for key, value in values.items() if value is not None)
+    }
+    name = min(changes, key=lambda packaged: (len(changes[packaged]), packaged))
+    parts = []
+    for key, value in sorted(changes[name].items()):
+        value_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(f"--config.{key}={shlex.quote(value_text)}")
+    return " ".join(("fedjax-bn", "--config", name, *parts))
+
+
+@cache
+def _packaged() -> dict[str, dict[str, object]]:
+    """Returns name of a packaged config -> its keys and values."""
+    return {name: as_json(read(name)) for name in packaged_configs()}

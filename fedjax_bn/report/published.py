@@ -33,34 +33,22 @@ _TABLE_16 = {
 }
 
 
-class Cell(NamedTuple):
-    """One published number.
+class PublishedNumber(NamedTuple):
+    """One published number."""
 
-    Attributes:
-      paper: FedBN, FedIG-A, TsmoBN, UniFed or FedCD.
-      table: the number of the table in the paper, such as "11" or "E.4".
-      dataset: the data set, such as "Digits-Five".
-      setting: the setting, such as "10% data, E=1, B=32"; may be empty.
-      method: the row, such as "FedAvg".
-      column: the heading of the column, such as "SVHN".
-      mean: the number, in percent.
-      std: the standard deviation over runs, in percent; None if the paper prints none.
-      metric: accuracy_percent or mAP50_percent.
-    """
-
-    paper: str
-    table: str
-    dataset: str
-    setting: str
-    method: str
-    column: str
-    mean: float
-    std: float | None
-    metric: str
+    paper: str  # FedBN, FedIG-A, TsmoBN, UniFed or FedCD
+    table: str  # such as "11" or "E.4"
+    dataset: str  # such as "Digits-Five"
+    setting: str  # such as "10% data, E=1, B=32"; may be empty
+    method: str  # the row, such as "FedAvg"
+    column: str  # its heading, such as "SVHN"
+    mean: float  # percent
+    std: float | None  # over runs, percent; None if the paper prints none
+    metric: str  # accuracy_percent or mAP50_percent
 
 
 @cache
-def cells() -> tuple[Cell, ...]:
+def cells() -> tuple[PublishedNumber, ...]:
     """Returns all 2,037 published numbers, in the papers' order.
 
     In FedBN's Table 16 each number has the column to which it evidently belongs, not the printed
@@ -72,33 +60,31 @@ def cells() -> tuple[Cell, ...]:
     numbers = []
     for row in csv.DictReader(table.splitlines()):
         std = float(row["std"]) if row["std"] else None
-        cell = Cell(**row | {"mean": float(row["mean"]), "std": std})
-        if (cell.paper, cell.table) == ("FedBN", "16"):
-            cell = cell._replace(column=_TABLE_16[cell.column])
-        numbers.append(cell)
+        number = PublishedNumber(**row | {"mean": float(row["mean"]), "std": std})
+        if (number.paper, number.table) == ("FedBN", "16"):
+            number = number._replace(column=_TABLE_16[number.column])
+        numbers.append(number)
     return tuple(numbers)
 
 
-def published(**fields: str) -> tuple[Cell, ...]:
-    """Returns the cells whose fields have given values: published(paper="FedBN", table="11").
+def published(**fields: str) -> tuple[PublishedNumber, ...]:
+    """Returns the numbers whose fields have given values: published(paper="FedBN", table="11").
 
     Raises:
-      ValueError: a name is not a field of `Cell`, or no cell has the given value.
+      ValueError: no number has the given value of a field.
     """
     for field, value in fields.items():
-        if field not in Cell._fields:
-            raise ValueError(f"{field!r} is not a field of a cell; fields are {Cell._fields}")
-        valid = {getattr(cell, field) for cell in cells()}
+        valid = {getattr(number, field) for number in cells()}
         if value not in valid:
             allowed = ", ".join(sorted(map(str, valid)))
             raise ValueError(f"no published {field} is {value!r}; there are {allowed}")
-    return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in fields.items()))
+    return tuple(n for n in cells() if all(getattr(n, f) == v for f, v in fields.items()))
 
 
 class _Protocol(NamedTuple):
     """A published table, or one setting of it, with the configuration of its runs."""
 
-    where: Sequence[str]  # paper, table, dataset and setting of its cells
+    where: Sequence[str]  # paper, table, dataset and setting of its numbers
     name: str  # such as "FedBN, Table 11", with the setting if the table has several
     kind: str  # internal or unseen: the report's table beside which it is shown
     metric: str  # accuracy or mAP50
@@ -113,13 +99,13 @@ class _Protocol(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """A row of a published table: its adaptation, its rules, and all keys of its configuration."""
+    """A row of a published table."""
 
     protocol: _Protocol
-    title: str
+    numbers: Mapping[str, PublishedNumber]  # our domain -> number
     adaptation: str
     rules: tuple
-    planned: Mapping[str, Any]
+    planned: Mapping[str, Any]  # all keys of its configuration
 
 
 class _Printed(NamedTuple):
@@ -139,11 +125,6 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     A number is from a row with the run's rules, in the table whose protocol has the fewest
     differences from the run, or in the largest of several such tables. If a paper prints no mean,
     the mean of its numbers is shown beside the mean over the same clients.
-
-    Args:
-      table: a table of the report.
-      row: a row of that table.
-      column: a client, a domain, or `MEAN`.
     """
     nearest: dict[str, tuple[tuple[int, int], _Printed]] = {}
     trainings = _trainings(table.name, table.dataset, table.score)
@@ -151,24 +132,17 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     for training in trainings:
         if (training.adaptation, training.rules) != (row.adaptation, rules):
             continue
-        protocol = training.protocol
-        cells = _printed(tuple(protocol.where), training.title)
-        cells = {
-            domain: cells[heading]
-            for domain, heading in protocol.columns.items()
-            if heading in cells
-        }
-        if column in cells:
-            mean, std, source = cells[column].mean, cells[column].std, protocol.name
-        elif column == MEAN and {*cells, MEAN} == {*table.columns}:
-            mean, std = float(np.mean([cell.mean for cell in cells.values()])), None
+        protocol, numbers = training.protocol, training.numbers
+        if column in numbers:
+            mean, std, source = numbers[column].mean, numbers[column].std, protocol.name
+        elif column == MEAN and {*numbers, MEAN} == {*table.columns}:
+            mean, std = float(np.mean([number.mean for number in numbers.values()])), None
             source = f"mean of {protocol.name}"
         else:
             continue
         differs = list(_differences(training, row))
         # of equally near tables take the largest: ablations repeat rows of larger tables
-        rank = (len(differs), -len(protocol.rows))
-        paper = protocol.where[0]
+        rank, paper = (len(differs), -len(protocol.rows)), protocol.where[0]
         if paper not in nearest or rank < nearest[paper][0]:
             if protocol.kind == "internal":
                 of_run, of_paper = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
@@ -179,38 +153,36 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     return [printed for _, printed in nearest.values()]
 
 
-@cache  # called for each cell of a page, and reading a config file takes 50 ms
+@cache  # reading a config file takes 50 ms
+def _config(name: str) -> dict[str, Any]:
+    return as_json(read(name))
+
+
+@cache  # called for each cell of a page
 def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
     """Returns the rows of the papers' tables on a data set, one for each alternative of a row."""
     protocols = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
     trainings = []
     for protocol in (_Protocol(**fields) for fields in json.loads(protocols)):
-        if (protocol.kind, protocol.dataset, protocol.metric) == (kind, dataset, metric):
-            for title, row in protocol.rows.items():
-                for changes in row["changes"]:
-                    planned = _config(protocol.config) | protocol.changes | changes
-                    rules = _rules(planned["method"], planned)
-                    trainings.append(_Training(protocol, title, row["adaptation"], rules, planned))
+        if (protocol.kind, protocol.dataset, protocol.metric) != (kind, dataset, metric):
+            continue
+        of_table = [number for number in cells() if [*number[:4]] == protocol.where]
+        for title, row in protocol.rows.items():
+            printed = {number.column: number for number in of_table if number.method == title}
+            numbers = {d: printed[head] for d, head in protocol.columns.items() if head in printed}
+            for changes in row["changes"]:
+                planned = _config(protocol.config) | protocol.changes | changes
+                rules = _rules(planned["method"], planned)
+                training = _Training(protocol, numbers, row["adaptation"], rules, planned)
+                trainings.append(training)
     return trainings
-
-
-@cache
-def _config(name: str) -> dict[str, Any]:
-    return as_json(read(name))
-
-
-@cache
-def _printed(table_key: tuple[str, ...], method: str) -> dict[str, Cell]:
-    """Returns column heading -> cell in a row of a published table."""
-    return {c.column: c for c in cells() if (*c[:4], c.method) == (*table_key, method)}
 
 
 def _rules(method: str, config: Mapping[str, Any]) -> tuple:
     """Returns what distinguishes rows of papers: method, sharing, weighing, and use of the data.
 
     Methods that train alike get the same name: FedBN is FedAvg that keeps batch norm, and FedIG-A
-    is FedIG with another test. Uniform weights count as weights by size, because papers use one
-    name for both.
+    is FedIG with another test. Papers use one name for uniform weights and weights by size.
     """
     words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
     rules = own_rules(method) | {key: word for key, word in words.items() if word}

@@ -21,7 +21,6 @@ from fedjax_bn.training.evaluation.groups import QUANTILES
 from fedjax_bn.training.records import Record
 
 MEAN = "mean"
-RUNNING = "running"
 _MANY = 8  # a table with more rows is sorted by score
 
 
@@ -70,48 +69,29 @@ _Scores = dict[str, _Seeds]  # column -> seed -> score
 
 
 class Cell(NamedTuple):
-    """A row's score in a column.
+    """A row's score in a column."""
 
-    Attributes:
-      value: the mean over seeds, with its interval.
-      seeds: the number of seeds.
-      samples: the number of tested samples of a seed; 0 if unknown.
-      versus: the difference to the baseline, over the clients that both have; None for the baseline
-        itself, and if the baseline has no score of one of these clients.
-      clients: the names of the clients or domains whose mean the score is.
-      common: in how many of them the baseline has a score too.
-    """
-
-    value: Interval
+    value: Interval  # the mean over seeds
     seeds: int
-    samples: int
+    samples: int  # tested samples of a seed; 0 if unknown
+    # the difference to the baseline, over the clients that both have; None for the baseline itself,
+    # and if the baseline has no score of one of these clients
     versus: Interval | None
-    clients: frozenset[tuple[str, str]] = frozenset()
-    common: int = 0
+    clients: frozenset[tuple[str, str]] = frozenset()  # or domains, whose mean the score is
+    common: int = 0  # in how many of them the baseline has a score too
 
 
 class Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-      method: the variant's method.
-      variant: the variant's label.
-      adaptation: the adaptation on unseen domains; "" for internal clients.
-      cells: column -> cell.
-      config: the target of the variant's first run, and its keys on which numbers depend.
-      data: the content of data.json of each of the variant's runs, see `page.data_facts`.
-      part: which of their samples the scores are of, see `data.domain.scored_part`.
-      sizes: the sizes of the masks of which Dice was taken.
-    """
+    """A row of a table: a variant with an adaptation."""
 
     method: str
-    variant: str
-    adaptation: str
-    cells: dict[str, Cell]
-    config: Mapping[str, Any] = {}
-    data: tuple[Record, ...] = ()
-    part: str = "test"
-    sizes: tuple[str, ...] = ()
+    variant: str  # its label, see `finished_runs.Variant`
+    adaptation: str  # on unseen domains; "" for internal clients
+    cells: dict[str, Cell]  # column -> cell
+    config: Mapping[str, Any] = {}  # target and relevant keys of the variant's first run
+    data: tuple[Record, ...] = ()  # the content of data.json of each run
+    part: str = "test"  # of which samples the scores are, see `data.domain.scored_part`
+    sizes: tuple[str, ...] = ()  # of the masks of which Dice was taken
 
     @property
     def label(self) -> str:
@@ -120,25 +100,15 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Scores of some variants.
+    """Scores of some variants."""
 
-    Attributes:
-      name: internal or unseen.
-      dataset: the runs' data set.
-      score: accuracy or mAP50.
-      columns: the headings; the first is the mean, if there is one.
-      rows: the rows in the order of the runs; if there are many, by the score in the first column.
-      baseline: the label of the row with which others are compared.
-      tied: the labels of rows whose difference to the best row of the first column may be chance.
-    """
-
-    name: str
+    name: str  # internal or unseen
     dataset: str
-    score: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    baseline: str
-    tied: tuple[str, ...] = ()
+    score: str  # accuracy, mAP50 or Dice
+    columns: tuple[str, ...]  # the first is the mean, if there is one
+    rows: tuple[Row, ...]  # in the order of the runs; if there are many, by their scores
+    baseline: str  # the label of the row with which others are compared
+    tied: tuple[str, ...] = ()  # labels of rows that may differ from the best by chance
 
     @property
     def part(self) -> str:
@@ -162,29 +132,27 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
 
     Args:
       variants: those of one data set.
-      baseline: the label or the method of a variant; "" takes fedavg, or else the last variant.
-
-    Raises:
-      ConfigError: no variant has that label or method.
+      baseline: the label or the method of a variant, else a ConfigError; "" takes fedavg, or else
+        the last variant.
     """
     methods = {variant.label: variant.method for variant in variants}
     name = baseline or "fedavg"
     fitting = [label for label in methods if name in (label, methods[label])]
     if baseline and not fitting:
-        message = f"the baseline {baseline!r} is the method of no run on "
         dataset = variants[0].runs[0].summary["dataset"]
-        raise ConfigError(message + dataset + nearest(baseline, methods))
+        message = f"the baseline {baseline!r} is the method of no run on {dataset}"
+        raise ConfigError(message + nearest(baseline, methods))
     chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {
         (variant.label, adaptation): scores
         for variant in variants
-        for adaptation, scores in unseen_scores(variant.runs).items()
+        for adaptation, scores in _outside(variant.runs).items()
     }
     tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
         adaptations = [adaptation for label, adaptation in outside if label == chosen]
-        adaptation = RUNNING if RUNNING in adaptations or not adaptations else adaptations[0]
+        adaptation = "running" if "running" in adaptations or not adaptations else adaptations[0]
         tables.append(_table("unseen", variants, outside, (chosen, adaptation)))
     return tables
 
@@ -209,7 +177,7 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     return _with_mean(scores) if several else scores
 
 
-def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
+def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
     """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
     by_adaptation: dict[str, _Scores] = {}
     for run in runs:
@@ -235,8 +203,7 @@ def _with_mean(scores: _Scores) -> _Scores:
             for (population, name), share in score.shares.items()
         }
         value = float(np.mean([score.value for score in columns.values()]))
-        data = " ".join(score.data for score in columns.values())
-        mean[seed] = _Score(value, shares, data)
+        mean[seed] = _Score(value, shares, " ".join(score.data for score in columns.values()))
     return ({MEAN: mean} if mean else {}) | scores
 
 
@@ -272,19 +239,11 @@ def _table(
     columns = tuple(sorted(columns, key=lambda column: column != MEAN))
     table_rows = []
     for (label, adaptation), scores in rows.items():
-        baseline_scores = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
-        cells = {}
-        for column, seeds in scores.items():
-            score_of_seed = next(iter(seeds.values()))
-            value = intervals.over_seeds([score.value for score in seeds.values()])
-            # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
-            value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
-            if len(seeds) == 1 and proportions and score_of_seed.parts:
-                value = intervals.mean_of_parts(score_of_seed.parts)._replace(mean=value.mean)
-            versus, common = _difference(seeds, baseline_scores.get(column, {}), proportions)
-            samples = sum(count for _, count in score_of_seed.parts)
-            clients = frozenset(name for score in seeds.values() for name in score.shares)
-            cells[column] = Cell(value, len(seeds), samples, versus, clients, common)
+        compared = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
+        cells = {
+            column: _cell(seeds, compared.get(column, {}), proportions)
+            for column, seeds in scores.items()
+        }
         run = runs[label][0]
         config = relevant(run) | {"target": run.target}
         data = tuple(run.data for run in runs[label])
@@ -295,12 +254,25 @@ def _table(
     table = Table(name, dataset, score, columns, tuple(table_rows), named)
     order = table.ranked(columns[0])
     best, *followers = (rows[row.variant, row.adaptation][columns[0]] for row in order)
-    gaps = [_difference(best, score_of_seed, proportions)[0] for score_of_seed in followers]
+    gaps = [_difference(best, seeds, proportions)[0] for seeds in followers]
     pairs = zip(order[1:], gaps, strict=True)
     tied = [row.label for row, gap in pairs if gap and gap.known and not gap.sign]
     if len(table_rows) > _MANY:  # fewer rows keep the order in which the folders were given
         table_rows = [*order, *(row for row in table_rows if columns[0] not in row.cells)]
     return table._replace(rows=tuple(table_rows), tied=tuple(tied))
+
+
+def _cell(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Cell:
+    score = next(iter(seeds.values()))
+    value = intervals.over_seeds([score.value for score in seeds.values()])
+    # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
+    value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
+    if len(seeds) == 1 and proportions and score.parts:
+        value = intervals.mean_of_parts(score.parts)._replace(mean=value.mean)
+    versus, common = _difference(seeds, baseline, proportions)
+    samples = sum(count for _, count in score.parts)
+    clients = frozenset(name for score in seeds.values() for name in score.shares)
+    return Cell(value, len(seeds), samples, versus, clients, common)
 
 
 def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Interval | None, int]:
@@ -309,31 +281,28 @@ def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Int
     It is over common seeds, or over all if none is common; None without a common client.
     """
     names = [set(score.shares) for row in (seeds, baseline) for score in row.values()]
-    common = set.intersection(*names) if seeds and baseline else set()
-    if not common:
+    clients = set.intersection(*names) if seeds and baseline else set()
+    if not clients:
         return None, 0
-    seeds, baseline = (
-        {seed: score.over(common) for seed, score in row.items()} for row in (seeds, baseline)
+    scores, others = (
+        {seed: score.over(clients) for seed, score in row.items()} for row in (seeds, baseline)
     )
-    return _difference_of_same(seeds, baseline, proportions), len(common)
+    return _difference_of_same(scores, others, proportions), len(clients)
 
 
 def _difference_of_same(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Interval:
     """Returns `_difference` of scores that are over the same clients."""
     common = sorted(set(seeds) & set(baseline))
+    if not common:
+        row, other = ([score.value for score in scores.values()] for scores in (seeds, baseline))
+        return intervals.welch(row, other)
     if len(common) > 1:
         return intervals.over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
-    if common:
-        score, baseline_score = seeds[common[0]], baseline[common[0]]
-        shapes = [[part.shape for part in row.right] for row in (score, baseline_score)]
-        # both models find the same samples hard, so a paired difference varies less
-        if score.right and score.data == baseline_score.data and shapes[0] == shapes[1]:
-            return intervals.paired_difference(score.right, baseline_score.right)
-        if proportions and score.parts and baseline_score.parts:
-            return intervals.difference_of_parts(score.parts, baseline_score.parts)
-        return Interval(score.value - baseline_score.value)
-    values = [score.value for score in seeds.values()]
-    baseline_values = [score.value for score in baseline.values()]
-    if min(len(values), len(baseline_values)) > 1:
-        return intervals.welch(values, baseline_values)
-    return Interval(float(np.mean(values) - np.mean(baseline_values)))
+    score, compared = seeds[common[0]], baseline[common[0]]
+    shapes = [[part.shape for part in row.right] for row in (score, compared)]
+    # both models find the same samples hard, so a paired difference varies less
+    if score.right and score.data == compared.data and shapes[0] == shapes[1]:
+        return intervals.paired_difference(score.right, compared.right)
+    if proportions and score.parts and compared.parts:
+        return intervals.difference_of_parts(score.parts, compared.parts)
+    return Interval(score.value - compared.value)

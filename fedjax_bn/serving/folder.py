@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor, from_choice
-from fedjax_bn.serving.program import Program, open_program, write_program
+from fedjax_bn.serving.program import Program, damage_named, open_program, write_program
 from fedjax_bn.sharing import Variables
 
 FORM = 1  # the version of the folder's format
@@ -44,47 +43,27 @@ _SET_HERE = ("num_classes", "name", "parent")  # options of a model that its tex
 
 
 class About(NamedTuple):
-    """The content of model.json.
+    """The content of model.json."""
 
-    Attributes:
-      form: the version of the folder's format.
-      library: the version of fedjax_bn that wrote the folder.
-      model: the model's name and options, such as "ResNet18:width=16".
-      compute_dtype: the dtype in which the layers compute.
-      method, dataset, round: the method and data set of the training, and the number of rounds.
-      classes: the class names, in the order of the probabilities.
-      shape, dtype: the form of one stored sample.
-      mean, std: bytes reach the model as (u8/255 - mean)/std.
-      adaptations: the adaptations with which the run tested unseen clients.
-      programs: adaptation -> the argument `about` of `open_program`.
-      batch_size: B, the batch size of tests with adaptations that set no other.
-      orientation: whether image files were turned upright for training, or used as stored, see
-        `pixels.raster`.
-      masks: how images of another size reach a model that segments, "resize" or "tiles"; "" for a
-        model that gives each sample one class.
-      client: whose own model it is; "" for the one that an unseen client receives.
-      channels, crop, plane, window: how slices of scans become samples, see
-        `data.masks.volumes.Slices`; `channels` is "" for a model of other images.
-    """
-
-    form: int
-    library: str
-    model: str
-    compute_dtype: str
+    form: int  # the version of the folder's format
+    library: str  # the version of fedjax_bn that wrote the folder
+    model: str  # the model's name and options, such as "ResNet18:width=16"
+    compute_dtype: str  # in which the layers compute
     method: str
     dataset: str
     round: int
-    classes: list
-    shape: list
+    classes: list  # their names, in the order of the probabilities
+    shape: list  # of one stored sample
     dtype: str
-    mean: list
+    mean: list  # bytes reach the model as (u8/255 - mean)/std
     std: list
-    adaptations: list
-    programs: dict
-    batch_size: int
-    orientation: str
-    masks: str
-    client: str = ""
+    adaptations: list  # with which the run tested unseen clients
+    programs: dict  # adaptation -> the argument `about` of `open_program`
+    batch_size: int  # B of tests with adaptations that set no other
+    orientation: str  # "upright" or "stored", see `pixels.raster`
+    masks: str  # how images of another size reach a model that segments: "resize" or "tiles"
+    client: str = ""  # whose own model it is; "" for the one that an unseen client receives
+    # how slices of scans become samples, see `data.masks.volumes.Slices`
     channels: str = ""
     crop: int = 0
     plane: str = ""
@@ -99,17 +78,7 @@ def is_of_library(model: str) -> bool:
 def write_served(
     folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
 ) -> None:
-    """Writes a served model atomically.
-
-    Args:
-      folder: a folder that does not exist yet, or is empty.
-      about: the content of model.json, without `programs`.
-      variables: the model's collections, nested dicts of arrays.
-      programs: adaptation -> its program.
-
-    Raises:
-      ValueError: as `new_folder`.
-    """
+    """Writes a served model atomically, with adaptation -> program; raises as `new_folder`."""
     with new_folder(folder, "--export") as partial:
         np.savez(partial / _VARIABLES, **to_named(variables))
         (partial / _PROGRAMS).mkdir()
@@ -125,29 +94,21 @@ def write_served(
 def new_folder(folder: Path, flag: str) -> Iterator[Path]:
     """Yields an empty folder, which becomes `folder` at the end unless an error is raised.
 
-    Args:
-      folder: a folder that does not exist yet, or is empty.
-      flag: what named it, for the error.
-
     Raises:
-      ValueError: the folder is not empty, is a file, or cannot be written, as on a full disk.
+      ValueError: `folder`, which `flag` named, is not empty, or is a file.
+      OSError: it cannot be written.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give another {flag}, or remove it")
-    partial = None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         yield partial
         partial.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
         os.replace(partial, folder)  # atomic, because both are on one file system
-    except OSError as error:  # which names a temporary file, or none
-        reason = error.strerror or error
-        raise ValueError(f"cannot write {folder} ({reason}): give another {flag}") from error
     finally:
-        if partial:
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def load(
@@ -172,7 +133,7 @@ def load(
     about = read_about(folder)
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
-    with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
+    with damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
         arrays = dict(np.load(file))
     name = split_choice(adapt, ADAPTATIONS)[0]
     if not is_of_library(about.model) or not (named_by_user or name in ADAPTATIONS):
@@ -204,12 +165,11 @@ def _require_trusted_program(folder: Path, about: About, adapt: str, trust: bool
             f"not of this library{nearest(adapt, about.programs)}"
         )
     if not trust:
-        of_library = is_of_library(about.model)
-        choice = "; or choose an --adapt of this library" if of_library else ""
+        foreign = adapt if is_of_library(about.model) else about.model
         raise ValueError(
-            f"{adapt if of_library else about.model!r} of {folder} is not of this library and "
-            "needs the folder's compiled program, which is code that may come from anybody: if you "
-            f"trust it, add --trust (in Python trust=True){choice}"
+            f"{foreign!r} of {folder} is not of this library and needs the folder's compiled "
+            "program, which is code that may come from anybody: if you trust it, add --trust (in "
+            "Python trust=True); or choose an --adapt of this library"
         )
 
 
@@ -227,28 +187,10 @@ def _check_of(about: About) -> Callable[[np.ndarray], None]:
     return check
 
 
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turns what a library raises on a damaged file into a ValueError with its path."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
-        raise ValueError(f"cannot read {path} ({error}): serve it again") from error
-
-
 def read_about(folder: Path) -> About:
-    """Returns the content of model.json.
-
-    Raises:
-      ValueError: the folder holds no served model, or one that was damaged or has another form.
-    """
+    """Returns the content of model.json, or raises ValueError if it is missing or damaged."""
     path = folder / _ABOUT
-    if not path.exists():
-        raise ValueError(
-            f"{folder} holds no served model ({_ABOUT} is not there): give a folder that "
-            "`fedjax-bn serve --export` has written"
-        )
-    with _damage_named(path):
+    with damage_named(path):
         about = About(**json.loads(path.read_text()))
         if about.form != FORM:
             raise ValueError(f"it is of form {about.form}, and this version reads form {FORM}")
@@ -258,11 +200,7 @@ def read_about(folder: Path) -> About:
 def _variables_of(
     folder: Path, about: About, model: Any, arrays: Mapping[str, np.ndarray]
 ) -> Variables:
-    """Returns the arrays as collections: the model's, and those that a method adds.
-
-    Raises:
-      ValueError: an array of the model is missing, or has another shape or dtype.
-    """
+    """Returns the arrays as collections: the model's, checked, and those that a method adds."""
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
     with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
         leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")

@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.masks.assemble import TILES
@@ -32,36 +33,23 @@ from fedjax_bn.serving.folder import About, new_folder
 _AREAS, _MASKS = "areas.csv", "masks.npz"
 
 
-class Picture(NamedTuple):
-    """An image or a scan.
-
-    Attributes:
-      name: its name.
-      shape: of its mask, (height, width), or (slices, rows, columns).
-      count: how many samples it becomes: 1, its tiles, or its slices.
-      file: where its mask is written, relative to the folder; None for masks in one array.
-      save: `save(path, mask)` writes the mask.
-      millilitres: of a voxel; None for images.
-    """
+class _Picture(NamedTuple):
+    """An image or a scan."""
 
     name: str
-    shape: tuple[int, ...]
-    count: int
-    file: PurePosixPath | None = None
-    save: Callable[[Path, np.ndarray], None] | None = None
-    millilitres: float | None = None
+    shape: tuple[int, ...]  # of its mask, (height, width), or (slices, rows, columns)
+    count: int  # how many samples it becomes: 1, its tiles, or its slices
+    file: PurePosixPath | None = None  # of its mask, in the folder; None for masks in one array
+    save: Callable[[Path, np.ndarray], None] | None = None  # `save(path, mask)` writes the mask
+    millilitres: float | None = None  # of a voxel; None for images
 
 
 # All images, and their samples [N, H, W, C], those of the first image first.
-Pictures = tuple[list[Picture], np.ndarray]
+Pictures = tuple[list[_Picture], np.ndarray]
 
 
 def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
-    """Returns image files, read in RGB; their names are relative to `root`.
-
-    Raises:
-      ValueError: a file cannot be read.
-    """
+    """Returns image files, read in RGB; their names are relative to `root`."""
     pictures, save = [], partial(save_png, classes=len(about.classes))
 
     def samples() -> Iterator[np.ndarray]:
@@ -71,7 +59,7 @@ def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
                 image = np.asarray(open_image(content, orientation=about.orientation)[0])
             target = PurePosixPath(name).with_suffix(".png")
             tiles = _samples_of(image, about)
-            pictures.append(Picture(name, image.shape[:2], len(tiles), target, save))
+            pictures.append(_Picture(name, image.shape[:2], len(tiles), target, save))
             yield tiles
 
     stored = _on_disk(samples())
@@ -84,30 +72,23 @@ def of_archive(images: np.ndarray, about: About, *, resize: bool) -> Pictures:
     With `resize` they are stretched to the model's size, else they must have it; images of a model
     of tiles are cut.
     """
-    samples = [images]
-    if resize or about.masks == TILES:
-        samples = [_samples_of(image, about) for image in images]
-    count = len(samples[0]) if about.masks == TILES and samples else 1
-    pictures = [Picture(str(k), images.shape[1:3], count) for k in range(len(images))]
+    pictures = [_Picture(str(k), images.shape[1:3], 1) for k in range(len(images))]
+    if not resize and about.masks != TILES:
+        return pictures, images
+    samples = [_samples_of(image, about) for image in images]
+    pictures = [p._replace(count=len(s)) for p, s in zip(pictures, samples, strict=True)]
     return pictures, np.concatenate(samples or [images])
 
 
 def of_scans(files: Sequence[Path], root: Path, about: About) -> Pictures:
-    """Returns volumes in NIfTI, whose slices become samples as in training.
-
-    Raises:
-      ImportError: nibabel is not installed.
-      ValueError: a file is not such a volume.
-    """
-    slices = Slices(
-        *(about.shape[0], about.channels),
-        **{"crop": about.crop, "plane": about.plane, "window": tuple(about.window)},
-    )
+    """Returns volumes in NIfTI, whose slices become samples as in training."""
+    how = {"crop": about.crop, "plane": about.plane, "window": tuple(about.window)}
+    slices = Slices(about.shape[0], about.channels, **how)
     pictures = []
     for file, name in zip(files, relative_names(files, root), strict=True):
         shape, millilitres = shape_of(file, slices)
         save = partial(save_mask, image=file, plane=slices.plane)
-        pictures.append(Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
+        pictures.append(_Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
     return pictures, _on_disk(slices_of(file, slices) for file in files)
 
 
@@ -130,22 +111,12 @@ def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def write_masks(pictures: Pictures, predict: Predictor, about: About, out: str) -> None:
-    """Writes the masks of images and `areas.csv` into a new folder, all of them or nothing.
-
-    Args:
-      pictures: the images.
-      predict: the served model.
-      about: what it is.
-      out: a folder that does not exist yet, or is empty.
+    """Writes the masks of images and `areas.csv` into a new folder `out`, all of them or nothing.
 
     Raises:
-      ValueError: there is no `out`, or it is not empty; two images have one mask file; an image has
-        another form than the model's; probabilities are not finite; the folder cannot be written.
+      ValueError: `out` is not empty; two images have one mask file; an image has another form than
+        the model's; probabilities are not finite.
     """
-    if not out:
-        raise ValueError(
-            "the model gives masks, which are written to a folder: give --out FOLDER, a new one"
-        )
     images, classes = pictures[0], about.classes
     areas, masks = np.zeros((len(images), len(classes)), np.int64), {}
     with new_folder(Path(out), "--out") as folder:
@@ -162,7 +133,7 @@ def write_masks(pictures: Pictures, predict: Predictor, about: About, out: str) 
         _write_areas(folder / _AREAS, images, classes, areas)
 
 
-def _reserve(folder: Path, images: Sequence[Picture]) -> None:
+def _reserve(folder: Path, images: Sequence[_Picture]) -> None:
     """Makes an empty file for each mask; raises ValueError if two need one place."""
     for name, file in ((image.name, folder / image.file) for image in images if image.file):
         try:
@@ -172,9 +143,17 @@ def _reserve(folder: Path, images: Sequence[Picture]) -> None:
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(
                 f"the mask of image {name!r} needs the place of another image's mask, "
-                f"{str(file.relative_to(folder))!r}: rename one, or predict one folder at a "
-                "time"
+                f"{str(file.relative_to(folder))!r}: rename one, or predict one folder at a time"
             ) from error
+
+
+def require_finite(name: str, probabilities: np.ndarray) -> None:
+    """Raises ValueError if a model's probabilities of an image are not finite."""
+    if not np.isfinite(probabilities).all():
+        raise ValueError(
+            f"the model's probabilities of image {name!r} are not finite: give another model, or "
+            "images like those that it was trained on"
+        )
 
 
 def predicted(
@@ -183,18 +162,14 @@ def predicted(
     """Yields the number and the mask of each image, in the order in which they are ready.
 
     Probabilities of a stretched image are stretched back bilinearly, and a pixel's class is the one
-    of the largest; masks of tiles or slices are put together. Raises ValueError as `write`.
+    of the largest; masks of tiles or slices are put together.
     """
     images, samples = pictures
     owner = np.repeat(np.arange(len(images)), [image.count for image in images])
     waiting: dict[int, dict[int, np.ndarray]] = {}
     for index, batch in predict.blocks(len(samples), samples.__getitem__):
         for i, k, probabilities in zip(index, owner[index].tolist(), batch, strict=True):
-            if not np.isfinite(probabilities).all():
-                raise ValueError(
-                    f"the model's probabilities of image {images[k].name!r} are not "
-                    "finite: give another model, or images like those that it was trained on"
-                )
+            require_finite(images[k].name, probabilities)
             parts = waiting.setdefault(k, {})
             parts[i] = _part(probabilities, images[k].shape, about)
             if len(parts) == images[k].count:
@@ -208,7 +183,7 @@ def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.n
     if about.masks == TILES:
         return probabilities.argmax(-1).astype(np.uint8)
     inner = (about.crop, about.crop) if about.crop and len(shape) == 3 else size
-    return uncropped(stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
+    return uncropped(_stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
 
 
 def _assembled(parts: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
@@ -219,10 +194,8 @@ def _assembled(parts: np.ndarray, shape: Sequence[int], about: About) -> np.ndar
     return parts.reshape(shape)
 
 
-def stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
+def _stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
     """Returns probabilities f32[H, W, C] as f32[height, width, C], by Pillow's bilinear filter."""
-    from PIL import Image
-
     if probabilities.shape[:2] == (height, width):
         return probabilities
     planes = [
@@ -234,8 +207,6 @@ def stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def save_png(path: Path, mask: np.ndarray, classes: int) -> None:
     """Writes classes u8[H, W] as a PNG, see above."""
-    from PIL import Image
-
     image = Image.fromarray(mask * np.uint8(255) if classes == 2 else mask)
     if classes > 2:
         image.putpalette(palette(classes).tobytes())
@@ -251,7 +222,7 @@ def palette(classes: int) -> np.ndarray:
 
 
 def _write_areas(
-    path: Path, images: Sequence[Picture], classes: Sequence[str], areas: np.ndarray
+    path: Path, images: Sequence[_Picture], classes: Sequence[str], areas: np.ndarray
 ) -> None:
     """Writes pixels i64[N, C] of each image's classes, and their share of the image."""
     # Bytes of a file name that are not text become \udcff.

@@ -22,29 +22,23 @@ PyTree = Any
 
 
 class Predictor(NamedTuple):
-    """A model with its preprocessing, for one client's images: all at once, or in a stream.
+    """A model with its preprocessing, for one client's images: all at once, or in a stream."""
 
-    Attributes:
-      start: `start() -> carry`, the carry before the client's first batch.
-      step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`;
-        f[B, H, W, C] of pixels, the background first, if the model segments.
-      check: raises ValueError for images [N, ...] of another form than the model was trained on.
-      batch_size: B.
-      order: the seed of the random order in which a call passes its images; -1 keeps the given
-        order, see `adaptation.choice.choose_adaptation`.
-    """
-
-    start: Callable[[], PyTree]
+    start: Callable[[], PyTree]  # `start() -> carry`, the carry before the client's first batch
+    # `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`; f[B, H, W, C]
+    # of pixels, the background first, if the model segments
     step: Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
+    # raises ValueError for images [N, ...] of another form than the model was trained on
     check: Callable[[np.ndarray], None]
-    batch_size: int
+    batch_size: int  # B
+    # the seed of the random order in which a call passes its images; -1 keeps the given order, see
+    # `adaptation.choice.choose_adaptation`
     order: int
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
 
         They are f[N, H, W, C], of each pixel, if the model segments, with the background first.
-
         The adaptation gets the images in batches, in the order of `order`, as in `evaluate`.
 
         Raises:
@@ -54,16 +48,10 @@ class Predictor(NamedTuple):
         return self.predict(len(images), images.__getitem__)
 
     def predict(self, count: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the same as a call, but reads the images batch by batch.
-
-        Args:
-          count: N, the number of images.
-          read: `read(index i64[b]) -> images [b, ...]`.
-        """
+        """Returns the same as a call, for N images by `read(index i64[b]) -> images [b, ...]`."""
         index, batches = zip(*self.blocks(count, read), strict=True)
-        return np.concatenate(batches)[
-            np.argsort(np.concatenate(index))
-        ]  # in the images' own order
+        # in the images' own order
+        return np.concatenate(batches)[np.argsort(np.concatenate(index))]
 
     def blocks(
         self, count: int, read: Callable[[np.ndarray], np.ndarray]
@@ -81,20 +69,15 @@ class Predictor(NamedTuple):
         return zip(index, self.stream(map(read, index)), strict=True)
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields probabilities f[b, ...] of each batch [b, ...] of one client, 1 <= b <= B.
+        """Yields probabilities f[b, ...] of each batch [b, ...] of one client, b <= B.
 
         Raises:
-          ValueError: see `__call__`; or a batch is empty or has more than B images.
+          ValueError: see `__call__`.
         """
         carry = self.start()
         for images in map(as_images, batches):
             self.check(images)
             count = len(images)
-            if not 1 <= count <= self.batch_size:
-                raise ValueError(
-                    f"a batch holds {count} images, but must hold 1 to batch_size="
-                    f"{self.batch_size}: make it smaller, or the predictor with another batch_size"
-                )
             # Padding gives all batches one shape, so that `step` compiles once.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
             probabilities, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
@@ -123,7 +106,6 @@ def predictor(
             "this method does not say what it has learned: make it by a function of "
             "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
-
     model = method.learned.model
     if adapt is None:
         choice = Choice(of_clients(model, method.statistics), batch_size, order=-1)
@@ -159,8 +141,8 @@ def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax
         axes = getattr(outputs, "ndim", 0)
         if axes not in (2, 4):
             raise ValueError(
-                "the model's outputs are not logits f[B, classes] or f[B, H, W, classes], which "
-                "probabilities are made of: pass batches through adaptation.predict itself"
+                "the model's outputs are not logits f[B, classes] or f[B, H, W, classes], of which "
+                "probabilities are made: pass batches through adaptation.predict itself"
             )
         return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
 

@@ -18,7 +18,8 @@ with too small results writes past its memory.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,19 +41,12 @@ Arrays = dict[str, Any]
 
 
 class Program(NamedTuple):
-    """An exported adaptation.
+    """An exported adaptation."""
 
-    Attributes:
-      content: the bytes that `jax.export` serialized.
-      carry: name -> array, the carry before a client's first batch; {} if nothing is carried.
-      batch_size: B.
-      order: the order of the images, see `adaptation.choice.Choice`.
-    """
-
-    content: bytes
-    carry: Arrays
+    content: bytes  # what `jax.export` serialized
+    carry: Arrays  # before a client's first batch, by name; {} if nothing is carried
     batch_size: int
-    order: int
+    order: int  # of the images, see `adaptation.choice.Choice`
 
 
 def export(
@@ -70,7 +64,6 @@ def export(
       ImportError: flatbuffers, which `jax.export` needs, is not installed.
       ValueError: the program makes a custom call, as linear algebra does.
     """
-    _require_flatbuffers()
     start, step = choice.adaptation.init(variables), step_of(choice.adaptation, prepare)
 
     def run(arrays: Arrays, carry: Arrays, images: jax.Array, valid: jax.Array) -> tuple:
@@ -92,6 +85,18 @@ def export(
     return Program(bytes(program.serialize()), carry, choice.batch_size, choice.order)
 
 
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns any error on a damaged file into a ValueError with its path."""
+    try:
+        yield
+    except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
+        raise ValueError(
+            f"cannot read {path} ({error}): give a folder that `fedjax-bn serve --export` has "
+            "written, or serve it again"
+        ) from error
+
+
 def write_program(folder: Path, adaptation: str, program: Program) -> dict[str, Any]:
     """Writes NAME.stablehlo and NAME.npz; returns the argument `about` of `open_program`."""
     name = file_name(adaptation)
@@ -111,24 +116,19 @@ def open_program(
 
     Args:
       folder: the folder of the programs.
-      text: the adaptation.
-      about: the result of `write_program`.
+      adaptation, about: the argument and the result of `write_program`.
       arrays: name -> array of the model.
       check: see `Predictor`.
 
     Raises:
       ValueError: the program is missing or damaged, or makes a custom call.
-      ImportError: flatbuffers is not installed.
     """
-    _require_flatbuffers()
     path = folder / f"{file_name(adaptation)}.stablehlo"
-    try:
+    with damage_named(path):
         program = jax_export.deserialize(bytearray(path.read_bytes()))
         _refuse_custom_calls(program)
         with path.with_suffix(".npz").open("rb") as file:
             start = dict(np.load(file))
-    except Exception as error:  # flatbuffers raises any error on a damaged program
-        raise ValueError(f"cannot read {path} ({error}): serve it again") from error
     step = partial(jax.jit(program.call), arrays)
     return Predictor(lambda: start, step, check, about["batch_size"], about["order"])
 
@@ -151,13 +151,3 @@ def _to_named(carry: PyTree) -> Arrays:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _require_flatbuffers() -> None:
-    try:
-        import flatbuffers  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "programs of StableHLO are written by jax.export with flatbuffers, which is not "
-            "installed: pip install 'fedjax_bn[serve]'"
-        ) from error

@@ -26,7 +26,6 @@ def write_coco(
     """Writes FOLDER/annotations/instances_PART.json, and links to images that are elsewhere.
 
     Args:
-      folder: of the domain.
       part: such as "train", "val" or "all"; the first two become the official split.
       labelled: image -> its boxes; boxes of other classes are left out.
       classes: the categories, in the order of their numbers.

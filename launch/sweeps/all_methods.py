@@ -1,7 +1,7 @@
 """Compares all methods of the library on the same data: which of them help on unseen domains?
 
     python launch/sweeps/all_methods.py [run]  [--dataset NAME] [--path PATH] [--target NAMES]
-        [--only GLOBS] [--seeds N] [--rates R,R] [--part I/N] [--workdir DIR] [--config.KEY=VALUE]
+        [--only GLOBS] [--seeds N] [--rates R,R] [--workdir DIR] [--config.KEY=VALUE]
     python launch/sweeps/all_methods.py list | report        [the same]
 
 NAME is one of scanners and beach, which need no data, digits and pacs, whose PATH is as their
@@ -17,8 +17,7 @@ the other seeds take it. The round is selected by validation too. The unseen dom
 
 All runs share this process and the compiled programs in config.compilation_cache, so that seeds do
 not compile again. Each is a usual run in DIR and is not repeated, so the same command continues.
-`--part I/N` does every Nth row, where rows that share runs count as one, for several processes at
-once. `list` prints the commands of all runs. `report`, with which `run` ends, prints and writes
+`list` prints the commands of all runs. `report`, with which `run` ends, prints and writes
 DIR/DATASET.md: for every row the mean and 95 % interval (Student's t over seeds) on clients and on
 unseen domains, the paired difference to FedAvg by seed, seconds a round, bytes; which rows do not
 help; and the settings of the runs. Data without validation samples are refused before the first
@@ -39,7 +38,7 @@ from domains import target_in
 from entries import Entry, chosen_rows
 from plan import Run, config_file, text
 from report import selected_validation
-from sweep import count, train_command
+from sweep import train_command
 
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
 from fedjax_bn.run.config.file import read
@@ -56,17 +55,12 @@ HOLD_OUT = (
 
 
 class Bench(NamedTuple):
-    """A data set on which methods are compared.
+    """A data set on which methods are compared."""
 
-    Attributes:
-      config: the config file.
-      targets: the domains that are left out one after the other; empty: each domain in turn.
-      changes: changes of the config.
-    """
-
-    config: str
+    config: str  # the config file
+    # the domains that are left out one after the other; empty: each domain in turn
     targets: tuple[str, ...]
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any]  # changes of the config
 
 
 BENCHES = {
@@ -138,12 +132,7 @@ def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
 
 
 def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
-    """Checks a run's data before hours of training.
-
-    Raises:
-      SystemExit: the data cannot be read, or a client has no validation samples, by which the rate
-        is chosen.
-    """
+    """Checks a run's data before hours of training."""
     config = config_of(run, changes)
     try:
         without = clients_without_validation(config)
@@ -157,11 +146,7 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
 
 
 def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
-    """Returns the rate whose first seed validates best; None until one has finished all targets.
-
-    Raises:
-      SystemExit: a run has finished without validation samples.
-    """
+    """Returns the rate whose first seed validates best; None until one has finished all targets."""
 
     def validation(rate: float) -> float:
         total = 0.0  # over targets; each has the same weight
@@ -169,13 +154,7 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
             folder = options.workdir / run.name
             if (summary := read_summary(folder)) is None:
                 return -float("inf")
-            found = selected_validation(folder, summary)
-            if found is None:
-                raise SystemExit(
-                    f"{folder} was trained without validation samples, by which a rate is chosen: "
-                    f"{HOLD_OUT}, in a new --workdir"
-                )
-            total += found
+            total += selected_validation(folder, summary)
         return total
 
     best = max(options.rates, key=validation)
@@ -249,20 +228,8 @@ def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry])
     return table(measured, failed)
 
 
-def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Entry]:
-    """Returns every `number`th row, from row `index`; rows that share runs count as one."""
-    folders = [*dict.fromkeys(entry.folder for entry in rows.values())][index - 1 :: number]
-    return {label: entry for label, entry in rows.items() if entry.folder in folders}
-
-
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Returns the options, and the arguments --config.KEY=VALUE as given."""
-
-    def part(text: str) -> tuple[int, int]:
-        index, _, number = text.partition("/")
-        if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
-        return int(index), int(number)
 
     def rates(text: str) -> tuple[float, ...]:
         return tuple(map(float, text.split(",")))
@@ -271,20 +238,20 @@ def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("action", choices=("run", "list", "report"), nargs="?", default="run")
-    parser.add_argument("--dataset", default="scanners", help=f"{', '.join(BENCHES)}, or your own")
-    parser.add_argument("--path", default="", help="data.path of the data set")
-    parser.add_argument("--target", default="", help="domains left out one after the other")
-    parser.add_argument("--only", default="", help="globs of rows, with commas between them")
-    parser.add_argument("--seeds", type=partial(count, 1), default=SEEDS)
-    parser.add_argument("--rates", type=rates, default=RATES, help="learning rates to try")
-    parser.add_argument("--part", type=part, default=(1, 1), help="I/N: every Nth row")
-    parser.add_argument("--workdir", type=Path, default=Path("runs") / "all_methods")
-    options, given = parser.parse_known_args(arguments)
-    for argument in given:
+    add = parser.add_argument
+    add("action", choices=("run", "list", "report"), nargs="?", default="run")
+    add("--dataset", default="scanners", help=f"{', '.join(BENCHES)}, or your own")
+    add("--path", default="", help="data.path of the data set")
+    add("--target", default="", help="domains left out one after the other")
+    add("--only", default="", help="globs of rows, with commas between them")
+    add("--seeds", type=int, default=SEEDS)
+    add("--rates", type=rates, default=RATES, help="learning rates to try")
+    add("--workdir", type=Path, default=Path("runs") / "all_methods")
+    options, changes = parser.parse_known_args(arguments)
+    for argument in changes:
         if not argument.startswith("--config.") or "=" not in argument:
             parser.error(f"unknown argument {argument}: write --config.KEY=VALUE")
-    return options, given
+    return options, changes
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -304,11 +271,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
         print("\n".join(dict.fromkeys(lines)))
         return 0
     if options.action == "run":
-        mine = part_of(rows, *options.part)
-        # all runs read the same data, so one is enough
-        for entry in [*mine.values()][:1]:
-            check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
-        train_all(options, bench, mine, changes)
+        entry = next(iter(rows.values()))  # all runs read the same data, so one is enough
+        check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
+        train_all(options, bench, rows, changes)
     keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
     each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
     left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)

@@ -17,28 +17,21 @@ Summaries = Sequence[Mapping[str, Any]]  # of the targets of one seed
 
 
 class Measured(NamedTuple):
-    """The measured numbers of a row.
+    """The measured numbers of a row."""
 
-    Attributes:
-      rate: the learning rate that validation chose.
-      internal, unseen, tsmobn: seed -> percent, a mean over clients or over targets.
-      seconds: the median time of a round.
-      traffic: bytes down and up for a client in a round.
-    """
-
-    rate: float
+    rate: float  # the learning rate that validation chose
+    # internal, unseen, tsmobn: seed -> percent, a mean over clients or over targets
     internal: Mapping[int, float]
     unseen: Mapping[int, float]
     tsmobn: Mapping[int, float]
-    seconds: float
-    traffic: Mapping[str, int]
+    seconds: float  # the median time of a round
+    traffic: Mapping[str, int]  # bytes down and up for a client in a round
 
 
 def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Measured:
     """Returns the numbers of a row's finished runs.
 
     Args:
-      entry: the row.
       rate: the learning rate of these runs.
       by_seed: seed -> the summaries of all targets; seeds that lack a target are left out.
     """

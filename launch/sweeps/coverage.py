@@ -53,21 +53,13 @@ KEPT_APART = ("seed", "target", "baselines", "adaptations")  # changes that a pr
 
 
 class Answer(NamedTuple):
-    """How a published number is reproduced.
+    """How a published number is reproduced."""
 
-    Attributes:
-      number: the number.
-      command: the command of one run, and of its test if there is one; "" if there is no run.
-      place: the number's place in a file of the run's folder.
-      every: the command of all runs if there are several.
-      reason: why there is no command.
-    """
-
-    number: Published
-    command: str
-    place: str
-    every: str
-    reason: str
+    number: Published  # the number
+    command: str  # the command of one run, and of its test if there is one; "" if there is no run
+    place: str  # the number's place in a file of the run's folder
+    every: str  # the command of all runs if there are several
+    reason: str  # why there is no command
 
 
 def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:

@@ -13,17 +13,12 @@ RUNNING, TSMOBN = "running", "tsmobn"
 
 
 class Entry(NamedTuple):
-    """A row of the comparison.
+    """A row of the comparison."""
 
-    Attributes:
-      changes: the changes of the config, with the method; rows of equal changes share their runs.
-      adaptation: the adaptation for unseen clients.
-      norm: the layer that replaces the model's batch norms; "" keeps them.
-    """
-
+    # the changes of the config, with the method; rows of equal changes share their runs
     changes: Mapping[str, Any]
-    adaptation: str = RUNNING
-    norm: str = ""
+    adaptation: str = RUNNING  # the adaptation for unseen clients
+    norm: str = ""  # the layer that replaces the model's batch norms; "" keeps them
 
     @property
     def folder(self) -> str:
@@ -109,11 +104,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def chosen_rows(only: str) -> dict[str, Entry]:
-    """Returns the rows whose names match any of the globs, which commas separate.
-
-    Raises:
-      SystemExit: no row matches.
-    """
+    """Returns the rows whose names match any of the globs, which commas separate."""
     patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
     rows = {
         label: entry

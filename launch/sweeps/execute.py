@@ -30,16 +30,11 @@ _place = threading.local()  # .number: the index of this thread among those that
 
 
 class Job(NamedTuple):
-    """One run.
-
-    Attributes:
-      name: the name of the run.
-      folder: its workdir.
-      todo: returns the steps that are left to do, each as Python's arguments, in order.
-    """
+    """One run."""
 
     name: str
-    folder: Path
+    folder: Path  # its workdir
+    # returns the steps that are left to do, each as Python's arguments, in order
     todo: Callable[[], list[list[str]]]
 
 
@@ -77,22 +72,22 @@ class Processes:
         self.signal = number
         # SLURM itself sends SIGTERM to every process of a step; a second SIGTERM would end a run
         # before it has saved its state.
-        theirs = number == signal.SIGTERM and "SLURM_STEP_ID" in os.environ
-        for process in () if theirs else tuple(self.running):
+        by_slurm = number == signal.SIGTERM and "SLURM_STEP_ID" in os.environ
+        for process in () if by_slurm else tuple(self.running):
             process.send_signal(signal.SIGTERM)
 
 
 @contextmanager
 def _passing_on(processes: Processes) -> Iterator[None]:
     """Passes signals that would end this process on to its runs, which then save their state."""
-    old = {number: signal.getsignal(number) for number in _STOP}
-    for number, handler in old.items():
+    handlers = {number: signal.getsignal(number) for number in _STOP}
+    for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:  # nohup and `&` ignore some signals: that is kept
             signal.signal(number, processes.stop)
     try:
         yield
     finally:
-        for number, handler in old.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -116,7 +111,7 @@ def execute(
     for number in range(at_once):
         numbers.put(number)
 
-    def one(job: Job) -> Outcome:
+    def perform(job: Job) -> Outcome:
         if processes.signal:
             return Outcome(job.name, STOPPED)
         log = logs / f"{job.name}.txt" if logs else None
@@ -132,10 +127,7 @@ def execute(
                 return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
 
         began = time.monotonic()
-        try:
-            outcome = _attempt(job, call, retries)
-        except OSError as error:  # its log or folder cannot be opened: the other runs continue
-            outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
+        outcome = _attempt(job, call, retries)
         if processes.signal:
             return Outcome(job.name, STOPPED)
         if outcome.state == FAILED and log:
@@ -149,7 +141,7 @@ def execute(
         _passing_on(processes),
         ThreadPoolExecutor(at_once, initializer=lambda: _settle(numbers.get(), at_once)) as pool,
     ):
-        return list(pool.map(one, jobs))
+        return list(pool.map(perform, jobs))
 
 
 def _settle(number: int, at_once: int) -> None:
@@ -165,12 +157,14 @@ def share(cores: Sequence[int], number: int, at_once: int) -> Sequence[int]:
     return cores[first:end] or [cores[number % len(cores)]]
 
 
-def environment(number: int, at_once: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns `given` with a run's GPU, and without preallocation if runs share a GPU."""
-    devices = [name for name in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    own = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
+def environment(number: int, at_once: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables with a run's GPU, without preallocation if runs share a GPU."""
+    if at_once == 1:
+        return dict(variables)
+    devices = [name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    gpu = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if at_once > len(devices) else {}
-    return {**shared, **given, **own} if at_once > 1 else dict(given)
+    return {**shared, **variables, **gpu}
 
 
 def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Outcome:
@@ -179,9 +173,8 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
     for step in todo:
         if owner := owner_of(job.folder):
             return Outcome(job.name, IN_USE, f"by {owner}")
-        for again in range(retries + 1):
-            tried = f", try {again + 1} of {retries + 1}" if again else ""
-            print(f"{job.name} starts{tried}", file=sys.stderr, flush=True)
+        for attempt in range(1 + retries):
+            print(f"{job.name} starts, try {attempt + 1}", file=sys.stderr, flush=True)
             status = call(step)
             if status in (0, MISTAKE):  # a retry would repeat the mistake
                 break
@@ -196,16 +189,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Returns a text with the number of runs by outcome, and the reasons of unfinished ones."""
     lines = []
     for state in STATES:
-        found = [outcome for outcome in outcomes if outcome.state == state]
-        if not found:
-            continue
-        lines.append(f"{state:16}{len(found):6}")
-        if state not in (DONE, BEFORE):
-            reasons = dict.fromkeys(outcome.why for outcome in found)
-            lines += [
-                f"  {by_folder(o.name for o in found if o.why == why)} {why}".rstrip()
-                for why in reasons
-            ]
+        chosen = [outcome for outcome in outcomes if outcome.state == state]
+        lines += [f"{state:16}{len(chosen):6}"] if chosen else []
+        reasons = dict.fromkeys(outcome.why for outcome in chosen if outcome.why)
+        lines += [f"  {by_folder(o.name for o in chosen if o.why == w)} {w}" for w in reasons]
     return "\n".join(lines)
 
 

@@ -173,7 +173,6 @@ def over(
     """Returns a table with a row for each domain and method, and a column for each setting.
 
     Args:
-      name, title: see `Table`.
       protocols: heading -> protocol.
       methods: the rows of each domain.
       number: the published table, whose settings are "data fraction HEADING"; "" for no table.

@@ -94,7 +94,6 @@ def lines(workdir: Path, table: Table, xlabel: str, log: bool = False) -> bytes 
     """Draws a table whose columns are values of a setting, with a line for each row.
 
     Args:
-      workdir: the folder of the sweep.
       table: its headings are numbers or percents, its rows are named "DOMAIN, METHOD"; a domain has
         a colour, a method a line style.
       xlabel: the name of the setting.
@@ -142,7 +141,6 @@ def adaptations(
     """Draws accuracy on unseen domains over a setting of adaptation; running statistics dotted.
 
     Args:
-      workdir: the folder of the sweep.
       runs: unseen domain -> names of the runs that left it out, one for each seed.
       label: the name of the setting.
       texts: setting -> the adaptation in the runs' results.
@@ -186,7 +184,6 @@ def curves(
     """Draws values of the runs' records over rounds, with a panel for each title.
 
     Args:
-      workdir: the folder of the sweep.
       panels: title -> line's label -> (names of runs, path of a value in a record). A line is the
         mean over the finished runs; a value with a number for each client also has thin lines.
       ylabel: the name of the values.
@@ -260,7 +257,6 @@ def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
     """Joins pictures that the runs drew, one below the other; missing ones are left out.
 
     Args:
-      workdir: the folder of the sweep.
       files: globs of the pictures' paths in this folder.
     """
     from PIL import Image
@@ -283,10 +279,6 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
     """Draws a row for each client: images, and the histogram of their pixels (FedBN, Fig. 6).
 
     The data are read again with the configuration of the first finished run.
-
-    Args:
-      workdir: the folder of the sweep.
-      runs: the names of the runs.
     """
     from fedjax_bn.run.experiment.datasets import configured_clients, read_data
     from fedjax_bn.run.files.finished import configuration
@@ -296,7 +288,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
             about = json.loads((workdir / name / "config.json").read_text())
             config = configuration(about["config"])
             clients = configured_clients(read_data(config), config)[0].domains
-        except (UserError, OSError, ValueError) as error:
+        except (UserError, OSError, ValueError) as error:  # the data may be gone
             print(f"Fig. 6 is left out: {error}", file=sys.stderr)
             continue
         figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients)), layout="constrained")

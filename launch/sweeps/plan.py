@@ -7,13 +7,14 @@ names the test of these runs, and the row of the paper.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # an installed fedjax_bn comes first
 
-from fedjax_bn.report.published import Cell as Published  # noqa: E402
+from fedjax_bn.report.published import PublishedNumber as Published  # noqa: E402
 from fedjax_bn.report.published import published as published_cells  # noqa: E402
 
 UNSEEN = "unseen"  # instead of a domain: the mean over all unseen ones of a run
@@ -24,61 +25,39 @@ STAND_INS = {"synth_digits": "fonts", "fonts": "synth_digits"}
 
 
 class Evaluation(NamedTuple):
-    """A later test of a finished run, which writes WORKDIR/RUN/evaluations/NAME.json.
-
-    Attributes:
-      name: the name of that file.
-      changes: dotted key -> value of the changed keys.
-      flags: command-line flags, such as "--internal".
-      program: Python's arguments before the flags.
-    """
+    """A later test of a finished run, which writes WORKDIR/RUN/evaluations/NAME.json."""
 
     name: str
-    changes: Mapping[str, Any]
-    flags: tuple[str, ...] = ()
-    program: tuple[str, ...] = ("-m", "fedjax_bn.main", "evaluate")
+    changes: Mapping[str, Any]  # dotted key -> value of the changed keys
+    flags: tuple[str, ...] = ()  # such as "--internal"
+    program: tuple[str, ...] = ("-m", "fedjax_bn.main", "evaluate")  # before the flags
 
 
 class Run(NamedTuple):
-    """One call of fedjax_bn.main, and the tests of its model.
+    """One call of fedjax_bn.main, and the tests of its model."""
 
-    Attributes:
-      name: the name, also of its folder in the workdir, such as "digits/E1/fedbn/0".
-      config: the config file, relative to the repository's root.
-      changes: dotted key -> value, for keys that differ from the config file.
-      needs: dotted key -> NAME of --data.NAME=PATH, for files that the user must supply.
-      tests: the tests after the training.
-      samples: domain -> training samples of each of its clients, if the paper states the number; a
-        report marks runs that trained on another number.
-    """
-
-    name: str
-    config: str
-    changes: Mapping[str, Any]
-    needs: Mapping[str, str]
-    tests: tuple[Evaluation, ...] = ()
+    name: str  # also of its folder in the workdir, such as "digits/E1/fedbn/0"
+    config: str  # the config file, relative to the repository's root
+    changes: Mapping[str, Any]  # dotted key -> value, for keys that differ from the config file
+    needs: Mapping[str, str]  # dotted key -> NAME of --data.NAME=PATH, which the user supplies
+    tests: tuple[Evaluation, ...] = ()  # after the training
+    # domain -> training samples of each of its clients, if the paper states the number; a report
+    # marks runs that trained on another number
     samples: Mapping[str, int] = {}
 
 
 class Cell(NamedTuple):
-    """A number of a table: percent, as mean (std) over seeds.
+    """A number of a table: percent, as mean (std) over seeds."""
 
-    Attributes:
-      parts: the names of runs by target, alternative and seed. The number is a mean over targets;
-        if a target has several alternatives, the one with the best validation accuracy counts.
-      domain: the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN.
-      published: the paper's number; if there are several, their mean is shown.
-      adaptation: the adaptation on an unseen domain.
-      test: the name of the evaluation that has the number; "" for the run's summary.json.
-      missing: why there are no runs.
-    """
-
+    # the names of runs by target, alternative and seed. The number is a mean over targets; if a
+    # target has several alternatives, the one with the best validation accuracy counts
     parts: tuple[tuple[tuple[str, ...], ...], ...]
-    domain: str
+    domain: str  # the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN
+    # the paper's number; if there are several, their mean is shown
     published: tuple[Published, ...] = ()
-    adaptation: str = "running"
-    test: str = ""
-    missing: str = ""
+    adaptation: str = "running"  # the adaptation on an unseen domain
+    test: str = ""  # the name of the evaluation that has the number; "" for the run's summary.json
+    missing: str = ""  # why there are no runs
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -87,49 +66,29 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of the paper: row label -> one cell a column (None for an empty one).
+    """A table of the paper: row label -> one cell a column (None for an empty one)."""
 
-    Attributes:
-      name: a unique name, such as "table1-abide".
-      title: the title, which starts with the paper's numbers: "Table 2, Table E.5: Digits-DG".
-      columns: the headings.
-      rows: row label -> cells.
-      runs: all runs that the cells need.
-    """
-
-    name: str
-    title: str
+    name: str  # unique, such as "table1-abide"
+    title: str  # starts with the paper's numbers: "Table 2, Table E.5: Digits-DG"
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[Cell | None, ...]]
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # all that the cells need
 
 
 class Figure(NamedTuple):
-    """A figure of the paper.
-
-    Attributes:
-      name, title: see `Table`.
-      runs: the runs that it shows.
-      draw: `draw(workdir) -> PNG bytes`, or None if none of the runs has finished.
-    """
+    """A figure of the paper, as `Table`."""
 
     name: str
     title: str
     runs: tuple[Run, ...]
-    draw: Callable[[Path], bytes | None]
+    draw: Callable[[Path], bytes | None]  # workdir -> PNG, or None if none of the runs has finished
 
 
 class Sweep(NamedTuple):
-    """The tables and figures of a paper.
+    """The tables and figures of a paper, in its order."""
 
-    Attributes:
-      name: the name of its file here, and of its folder.
-      paper: the paper's title in reports.
-      tables, figures: those of the paper, in its order.
-    """
-
-    name: str
-    paper: str
+    name: str  # of its file here, and of its folder
+    paper: str  # the title in reports
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...] = ()
 
@@ -140,21 +99,15 @@ class Sweep(NamedTuple):
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs of all parts, each once, with the tests that any part needs.
-
-        Raises:
-          ValueError: two different runs have one name.
-        """
-        found: dict[str, Run] = {}
+        """The runs of all parts, each once, with the tests that any part needs."""
+        merged: dict[str, Run] = {}
         for run in (run for part in self.parts for run in part.runs):
-            known = found.setdefault(run.name, run)
-            if known._replace(tests=()) != run._replace(tests=()):
-                raise ValueError(
-                    f"two different runs are named {run.name}: give them other folders"
-                )
-            tests = {test.name: test for test in (*known.tests, *run.tests)}
-            found[run.name] = known._replace(tests=tuple(tests.values()))
-        return tuple(found.values())
+            same = merged.setdefault(run.name, run)
+            # two different runs of one name would write into one folder
+            assert same._replace(tests=()) == run._replace(tests=()), run.name
+            tests = {test.name: test for test in (*same.tests, *run.tests)}
+            merged[run.name] = same._replace(tests=tuple(tests.values()))
+        return tuple(merged.values())
 
 
 class Training(NamedTuple):
@@ -176,39 +129,23 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table.
+    """A row of a table; `adaptation` and `test` are as in `Cell`."""
 
-    Attributes:
-      trainings: one training, or several of which validation chooses one.
-      adaptation, test: see `Cell`.
-      published: the method's name in the published table; empty: the row's label.
-    """
-
-    trainings: tuple[Training, ...]
+    trainings: tuple[Training, ...]  # one, or several of which validation chooses one
     adaptation: str = "running"
-    published: str = ""
+    published: str = ""  # the method's name in the published table; empty: the row's label
     test: str = ""
 
 
 class Protocol(NamedTuple):
-    """What the rows of a table share.
+    """What the rows of a table share; `needs` and `samples` are as in `Run`."""
 
-    Attributes:
-      name: the folder of its runs.
-      config: the config file.
-      columns: heading -> column.
-      seeds: the number of seeds, which start at 0.
-      needs: see `Run`.
-      changes: the changes of the config that all rows share.
-      samples: see `Run`.
-    """
-
-    name: str
+    name: str  # the folder of its runs
     config: str
-    columns: Mapping[str, Column]
-    seeds: int
+    columns: Mapping[str, Column]  # heading -> column
+    seeds: int  # their number; they start at 0
     needs: Mapping[str, str]
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any]  # of the config, which all rows share
     samples: Mapping[str, int] = {}
 
     @property
@@ -223,21 +160,22 @@ class Protocol(NamedTuple):
 
     def runs(self, trainings: Iterable[Training]) -> tuple[Run, ...]:
         """Returns a run for each training, target and seed."""
-        found = []
-        for training in trainings:
-            for target in self.targets:
-                for seed, name in enumerate(self.names(target, training)):
-                    # "" keeps the config's own target
-                    given = {"target": target} if target else {}
-                    changes = {**self.changes, **training.changes, **given, "seed": seed}
-                    ends = (self.needs, training.tests, self.samples)
-                    found.append(Run(name, self.config, changes, *ends))
-        return tuple(found)
+        runs = []
+        for training, target in product(trainings, self.targets):
+            for seed, name in enumerate(self.names(target, training)):
+                left_out = {"target": target} if target else {}  # "" keeps the config's own
+                changes = {**self.changes, **training.changes, **left_out, "seed": seed}
+                ends = (self.needs, training.tests, self.samples)
+                runs.append(Run(name, self.config, changes, *ends))
+        return tuple(runs)
 
-    def cell(self, row: Row, column: Column, printed: Sequence[Published] = ()) -> Cell:
+    def cell(
+        self, row: Row, column: Column, printed: Sequence[Published] = (), missing: str = ""
+    ) -> Cell:
         """Returns the cell of a row and a column, beside published numbers."""
-        parts = tuple(tuple(self.names(t, one) for one in row.trainings) for t in column.targets)
-        return Cell(parts, column.domain, tuple(printed), row.adaptation, row.test)
+        targets = () if missing else column.targets
+        parts = tuple(tuple(self.names(t, one) for one in row.trainings) for t in targets)
+        return Cell(parts, column.domain, tuple(printed), row.adaptation, row.test, missing)
 
 
 def training(
@@ -278,8 +216,6 @@ def table(
     """Returns a table whose rows share a protocol, beside the published numbers.
 
     Args:
-      name, title: see `Table`.
-      protocol: see `Protocol`.
       rows: label -> row; or a training, tested with running statistics; or why there are no runs.
       where: the fields of the published cells, such as {"paper": "FedBN", "table": "11"}.
       average: the heading of a column with the mean over all others; "" for no such column.
@@ -290,19 +226,17 @@ def table(
     if average:  # over unseen domains if each column is one that was left out, else over clients
         outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
         columns[average] = Column(protocol.targets, UNSEEN if outside else MEAN)
-    found: dict[str, tuple[Cell, ...]] = {}
+    cells: dict[str, tuple[Cell, ...]] = {}
     trainings: list[Training] = []
     for label, row in rows.items():
+        missing, row = (row, Row(())) if isinstance(row, str) else ("", row)
         row = Row((row,)) if isinstance(row, Training) else row
-        method = row.published or label if isinstance(row, Row) else label
-        theirs = {h: tuple(printed[k] for k in [(method, h)] if k in printed) for h in columns}
-        if isinstance(row, Row):
-            trainings += row.trainings
-            found[label] = tuple(protocol.cell(row, c, theirs[h]) for h, c in columns.items())
-        else:
-            cells = (Cell((), c.domain, theirs[h], missing=row) for h, c in columns.items())
-            found[label] = tuple(cells)
-    return Table(name, title, tuple(columns), found, protocol.runs(trainings))
+        trainings += row.trainings
+        cells[label] = tuple(
+            protocol.cell(row, column, [printed[key]] if key in printed else [], missing)
+            for key, column in (((row.published or label, h), c) for h, c in columns.items())
+        )
+    return Table(name, title, tuple(columns), cells, protocol.runs(trainings))
 
 
 def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
     parts = [
         f"# {sweep.paper}: measured beside published",
         f"{len(done)} of {len(runs)} runs have finished. Scores in percent, mean (standard "
-        "deviation) over seeds; a dash where nothing is known. A letter marks numbers whose runs "
-        "differ from the plan; the sweep's file states where the plan differs from the paper.",
+        "deviation) over seeds; a dash where nothing is known. [1] marks numbers whose runs differ "
+        "from the plan; the sweep's file states where the plan differs from the paper.",
     ]
     for table in sweep.tables:
         shown = table_text(table, done, apart)
@@ -109,7 +108,6 @@ def accuracy(summary: Mapping[str, Any], domain: str, adaptation: str) -> float 
     """Returns a domain's accuracy in percent in a run's selected round; None if unknown.
 
     Args:
-      summary: the content of summary.json.
       domain: a client; a domain with several clients ("mnist/0", "mnist/1"), whose mean is
         returned; an unseen domain; `MEAN` or `UNSEEN`.
       adaptation: the adaptation on unseen domains.
@@ -170,13 +168,13 @@ def table_text(table: Table, done: Results, apart: Apart) -> str:
     marks, lines = marks_of((run.name for run in table.runs), apart), []
 
     def ours(cell: Cell | None) -> str:
-        """Returns the measured number, followed by the letters of its runs' differences."""
+        """Returns the measured number, followed by the marks of its runs' differences."""
         found = cell and measured(cell, done)
         if not found:
             return ""
         used = marks_of((name for name in cell.runs if name in done), apart)
-        letters = "".join(sorted(marks[difference] for difference in used))
-        return number(found) + (f" [{letters}]" if letters else "")
+        numbers = ",".join(sorted((marks[difference] for difference in used), key=int))
+        return number(found) + (f" [{numbers}]" if numbers else "")
 
     for label, cells in table.rows.items():
         names = {name for cell in cells if cell for name in cell.runs}
@@ -279,15 +277,14 @@ def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[st
 
 
 def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
-    """Returns difference from the plan -> letter, for some runs: a to z, a1 to z1, ..."""
-    found: dict[str, str] = {}
+    """Returns difference from the plan -> number, for some runs."""
+    marks: dict[str, str] = {}
     for difference in (one for name in names for one in apart.get(name, ())):
-        turn, place = divmod(len(found), len(ascii_lowercase))
-        found.setdefault(difference, ascii_lowercase[place] + (str(turn) if turn else ""))
-    return found
+        marks.setdefault(difference, str(len(marks) + 1))
+    return marks
 
 
 def legend(marks: Mapping[str, str]) -> str:
-    """Returns the meaning of the letters as text; "" if there is no letter."""
-    each = "; ".join(f"[{letter}] {difference}" for difference, letter in marks.items())
+    """Returns the meaning of the marks as text; "" if there is none."""
+    each = "; ".join(f"[{mark}] {difference}" for difference, mark in marks.items())
     return f"Differs from the plan: {each}." if each else ""

@@ -61,23 +61,14 @@ SERVED = {
 
 
 class Setting(NamedTuple):
-    """A federation and its unseen client.
+    """A federation and its unseen client."""
 
-    Attributes:
-      data: the name of the data's option; "" for data that need no path.
-      config: the config file.
-      target: the domain that is left out.
-      seeds: the number of seeds.
-      changes: the changes of the config.
-      severity: of the corruption "contrast" of the unseen images, 1 to 5; 0 for none.
-    """
-
-    data: str
-    config: str
-    target: str
-    seeds: int
-    changes: dict[str, Any]
-    severity: int = 0
+    data: str  # the name of the data's option; "" for data that need no path
+    config: str  # the config file
+    target: str  # the domain that is left out
+    seeds: int  # the number of seeds
+    changes: dict[str, Any]  # the changes of the config
+    severity: int = 0  # of the corruption "contrast" of the unseen images, 1 to 5; 0 for none
 
 
 SCANNERS = Setting(
@@ -98,10 +89,7 @@ def trained(
     """Returns a run, trained now unless it is in its folder, and what its unseen client receives.
 
     Args:
-      setting: the federation.
-      method, seed: of the run.
       path: of the data; "" for data that need none.
-      folder: of the run.
     """
     own = {"method": method, "seed": seed, "target": setting.target, "adaptations": "running"}
     changes = setting.changes | own | ({"data.path": path} if path else {})

@@ -66,8 +66,6 @@ def commands(
     """Returns the commands of a run, as Python's arguments: its training, then its tests.
 
     Args:
-      run: a run of the sweep.
-      workdir: the folder of the sweep.
       data: NAME -> path.
       changes: arguments --config.KEY=VALUE of the training.
       left: whether finished parts are left out.
@@ -85,35 +83,20 @@ def commands(
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs.
-
-    Raises:
-      SystemExit: no run matches.
-    """
-    every = sweep.runs
-    if not only:
-        return every
+    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs."""
     chosen: set[str] = set()
-    for pattern in only.split(","):
-        parts = [
-            part
-            for part in sweep.parts
-            if any(fnmatch(label, _plain(pattern)) for label in labels(part))
-        ]
-        fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
+    for pattern in map(str.strip, (only or "*").split(",")):
+        parts = [p for p in sweep.parts if any(fnmatch(x, _plain(pattern)) for x in labels(p))]
+        fitting = {run.name for run in sweep.runs if fnmatch(run.name, pattern)}
         fitting |= {run.name for part in parts for run in part.runs}
         if not fitting:
-            # a figure always has runs, a table may have only cells without runs
-            cells = [c for part in parts for row in part.rows.values() for c in row if c]
-            if cells:
-                why = f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells))}"
-            else:
-                known = dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs)
-                why = "fits no run of this sweep: give a glob of the names that `list` prints, "
-                why += f"or one of {', '.join(known)}"
-            raise SystemExit(f"--only={pattern.strip()} {why}")
+            titles = dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs)
+            raise SystemExit(
+                f"--only={pattern} fits no run of this sweep: give a glob of the names that `list` "
+                f"prints, or one of {', '.join(titles)}"
+            )
         chosen |= fitting
-    return tuple(run for run in every if run.name in chosen)
+    return tuple(run for run in sweep.runs if run.name in chosen)
 
 
 def labels(part: Table | Figure) -> set[str]:
@@ -156,13 +139,6 @@ def execute_all(
     return exit_status(outcomes)
 
 
-def count(least: int, text: str) -> int:
-    """Returns a whole number of at least `least` from an option's text."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-    return int(text)
-
-
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     """Runs the command line of a sweep; returns the exit status."""
     needed = sorted({name for run in sweep.runs for name in run.needs.values()})
@@ -178,25 +154,20 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="tables, figures, or globs of run names")
     parser.add_argument("--data", type=Path, help="folder with the data sets by their NAMEs")
     parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
-    parser.add_argument("--jobs", type=partial(count, 1), default=1, help="runs at a time")
-    parser.add_argument("--retries", type=partial(count, 0), default=0, help="of a run that fails")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--retries", type=int, default=0, help="of a run that fails")
     # argparse cannot declare --data.NAME and --config.KEY, whose names are open
     options, rest = parser.parse_known_args(arguments)
     data = locate(options.data, needed) if options.data else {}
     changes = []
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if not equals or not name.startswith(("--data.", "--config.")):
-            parser.error(
-                f"unknown argument {argument}: write --data.NAME=PATH or --config.KEY=VALUE"
-            )
-        if name.startswith("--data."):
+        if equals and name.startswith("--config."):
+            changes.append(argument)
+        elif equals and name.removeprefix("--data.") in needed:
             data[name.removeprefix("--data.")] = value
         else:
-            changes.append(argument)
-    unknown = set(data) - set(needed)
-    if unknown:
-        parser.error(f"there is no --data.{min(unknown)}: valid are {', '.join(needed)}")
+            parser.error(f"unknown argument {argument}")  # the usage names the valid ones
     if options.action == "report":
         print(write_report(sweep, options.workdir))
         return 0

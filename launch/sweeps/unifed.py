@@ -76,11 +76,8 @@ def protocols(
     """Returns the protocols of CIFAR-10-C with internal and with external clients.
 
     Args:
-      config: the config file.
-      needs: see `Run`.
       inside: the number of seeds of the internal protocol.
       outside: the number of seeds of the external one.
-      changes: changes of the config.
     """
     columns = columns_of(LETTERS) | {MEAN: Column(("",), MEAN)}
     divided = {**changes, **EQUAL, "target": "", **DIVIDED}

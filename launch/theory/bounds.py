@@ -31,40 +31,25 @@ import scipy.linalg
 
 
 class Client(NamedTuple):
-    """The samples of one client, and the predictions of two models for them.
+    """The samples of one client, and the predictions of two models for them."""
 
-    Attributes:
-      features: f[M, d], by which clients are compared, such as the classifier's input, normalized
-        as in the client's predictions.
-      predicted: i[M], classes that the served model predicts.
-      ideal: i[M], classes by a hypothesis that fits the seen and the unseen client well.
-      labels: i[M].
-    """
-
+    # f[M, d], by which clients are compared, such as the classifier's input, normalized as in the
+    # client's predictions
     features: np.ndarray
-    predicted: np.ndarray
-    ideal: np.ndarray
-    labels: np.ndarray
+    predicted: np.ndarray  # i[M], classes that the served model predicts
+    ideal: np.ndarray  # i[M], classes by a hypothesis that fits the seen and the unseen client well
+    labels: np.ndarray  # i[M]
 
 
 class Bound(NamedTuple):
-    """The terms of a bound and their sum `total`: f[], but `divergences` and `errors` are f[N].
+    """The terms of a bound and their sum `total`: f[], but `divergences` and `errors` are f[N]."""
 
-    Attributes:
-      risk: J of the served model on the seen clients.
-      divergences: d_i, 0 with client-specific batch norm.
-      errors: epsilon_i.
-      complexity: four times the square root.
-      total: the right side of the inequality.
-      observed: J_u, the left side.
-    """
-
-    risk: float
-    divergences: np.ndarray
-    errors: np.ndarray
-    complexity: float
-    total: float
-    observed: float
+    risk: float  # J of the served model on the seen clients
+    divergences: np.ndarray  # d_i, 0 with client-specific batch norm
+    errors: np.ndarray  # epsilon_i
+    complexity: float  # four times the square root
+    total: float  # the right side of the inequality
+    observed: float  # J_u, the left side
 
 
 def divergence(first: np.ndarray, second: np.ndarray, directions: np.ndarray) -> float:

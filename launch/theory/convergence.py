@@ -81,33 +81,20 @@ def least_eigenvalue(matrix: ArrayLike) -> float:
 
 
 class Network(NamedTuple):
-    """The two-layer network; its last layer is not trained.
+    """The two-layer network; its last layer is not trained."""
 
-    Attributes:
-      directions: v f[m, d].
-      scale: gamma, f[m, N] if client-specific, f[m, 1] if averaged.
-      signs: c f[m], each 1 or -1.
-    """
-
-    directions: jax.Array
-    scale: jax.Array
-    signs: jax.Array
+    directions: jax.Array  # v f[m, d]
+    scale: jax.Array  # gamma, f[m, N] if client-specific, f[m, 1] if averaged
+    signs: jax.Array  # c f[m], each 1 or -1
 
 
 class Data(NamedTuple):
-    """All clients' points.
+    """All clients' points."""
 
-    Attributes:
-      points: f[P, d], with mean zero in each client.
-      client: i32[P].
-      covariances: S f[N, d, d], positive definite.
-      targets: y f[P].
-    """
-
-    points: jax.Array
-    client: jax.Array
-    covariances: jax.Array
-    targets: jax.Array
+    points: jax.Array  # f[P, d], with mean zero in each client
+    client: jax.Array  # i32[P]
+    covariances: jax.Array  # S f[N, d, d], positive definite
+    targets: jax.Array  # y f[P]
 
 
 def initialize(
@@ -191,19 +178,13 @@ def predicted(start: float, rate: float, eigenvalue: float, steps: int) -> np.nd
 
 
 class Course(NamedTuple):
-    """The training of one network.
+    """The training of one network."""
 
-    Attributes:
-      losses: |f(t) - y|^2, f[steps + 1].
-      bound: the bound of |f(t) - y|^2 by `predicted`, f[steps + 1].
-      eigenvalue: the least eigenvalue of the magnitude part G at the start, f[].
-      slowest: the least eigenvalue of Lambda = V / alpha^2 + G at the end, f[]; at least
-        eigenvalue / 2 where the theorem holds.
-    """
-
-    losses: np.ndarray
-    bound: np.ndarray
-    eigenvalue: float
+    losses: np.ndarray  # |f(t) - y|^2, f[steps + 1]
+    bound: np.ndarray  # the bound of |f(t) - y|^2 by `predicted`, f[steps + 1]
+    eigenvalue: float  # the least eigenvalue of the magnitude part G at the start, f[]
+    # the least eigenvalue of Lambda = V / alpha^2 + G at the end, f[]; at least eigenvalue / 2
+    # where the theorem holds
     slowest: float
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -89,30 +88,6 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(bench, kind, bfloat16):
     assert bench.peak_of(kind)[0] == bfloat16
 
 
-ENDS = {
-    "done": "print('{\"x\": 1}')",
-    "out of memory": "raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes')",
-    "failed": "raise ValueError('another fault')",
-    "too long": "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.1); time.sleep(60)",
-    "left out": "import time; time.sleep(60)",
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_every_end_of_a_process_is_written_down(bench, monkeypatch, tmp_path, end):
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$PROGRAM"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(bench.sys, "executable", str(program))
-    monkeypatch.setenv("PROGRAM", ENDS[end])
-    case = bench.cases("digit_cnn")[0]
-    (found,) = bench.perform_all([case], ABOUT, 0.5 if end == "left out" else 60.0)
-    assert found["outcome"] == end
-    assert found.get("x") == (1 if end == "done" else None)
-    said = {"out of memory": "Out of memory allocating 9 bytes", "failed": "another fault"}
-    assert said.get(end, "") in found.get("why", "")
-
-
 COMPILING = """
 import json, os, time
 from on_accelerator.cases import wait_for_turn
@@ -135,28 +110,6 @@ def test_cases_that_compile_at_once_are_timed_one_after_another(bench, monkeypat
     found.sort(key=lambda one: one["begin"])
     assert max(one["compiled"] for one in found) <= found[0]["begin"]
     assert all(one["end"] <= after["begin"] for one, after in itertools.pairwise(found))
-
-
-def test_every_case_is_named_once_and_pytorchs_times_come_after_fedbns(bench):
-    for part, counts in bench.PARTS.items():
-        names = [case.name for case in bench.cases(part)]
-        assert len(set(names)) == len(names) == 36 + 4
-        assert names[6:8] == [f"K={k} PyTorch float32" for k in counts]
-
-
-@pytest.mark.parametrize(
-    ("torch", "why"),
-    [(None, "not installed"), ({"version": "2.13.0+cpu", "gpu": False}, "no device of this kind")],
-)
-def test_without_its_own_device_pytorch_is_absent(bench, torch, why):
-    (case,) = [one for one in bench.cases("digit_cnn", small=True) if one.method == "PyTorch"]
-    (found,) = bench.perform_all([case], {**ABOUT, "torch": torch}, 60.0)
-    assert found["outcome"] == "absent"
-    assert why in found["why"]
-
-
-def test_no_case_may_fall_back_to_the_cpu(bench):
-    assert bench.environment(ABOUT)["JAX_PLATFORMS"] == "cuda,cpu"
 
 
 def timed(seconds, **more):
@@ -229,14 +182,3 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
     about["kind"] = "NVIDIA A100-SXM4-40GB"
     with pytest.raises(SystemExit, match="--record"):
         bench.main(command)
-
-
-@pytest.mark.slow
-def test_the_whole_runs_in_small_on_cpu(tmp_path):
-    pytest.importorskip("torch")
-    record = tmp_path / "cpu.jsonl"
-    command = [sys.executable, str(FOLDER / "accelerator.py"), "--small", "--record", str(record)]
-    subprocess.run(command, check=True, cwd=tmp_path)
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    assert {line["part"] for line in lines} == {"digit_cnn", "resnet18"}
-    assert {line["record"]["outcome"] for line in lines} == {"done"}

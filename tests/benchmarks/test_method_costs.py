@@ -82,15 +82,3 @@ def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
     options = benchmark["OPTIONS"].get(name, {})
     found = products(name, **options) / products("fedavg")
     assert found == pytest.approx(benchmark["predicted_of"](name), rel=0.07)
-
-
-def test_a_record_is_read_for_the_same_network_and_size_and_the_last_row_counts(
-    benchmark, tmp_path
-):
-    record, size = tmp_path / "costs.jsonl", benchmark["SIZES"]["ResNet18"]
-    assert benchmark["recorded"](record, "ResNet18", size) == {}
-    for seconds in (2.0, 1.0):
-        benchmark["append"](record, "ResNet18", size, {"moon": {"cpu_seconds": seconds}})
-    benchmark["append"](record, "AlexNet", size, {"fedavg": {}})
-    assert benchmark["recorded"](record, "ResNet18", size) == {"moon": {"cpu_seconds": 1.0}}
-    assert benchmark["recorded"](record, "ResNet18", size._replace(steps=4)) == {}

@@ -1,7 +1,6 @@
 """The benchmark beside other programs: the protocol, what is counted, what is refused."""
 
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,44 +67,6 @@ def test_a_peer_answers_round_by_round_and_its_children_count(tmp_path):
     assert not any(Path(f"/proc/{one}/exe").exists() for one in everyone[:1])
 
 
-def test_a_peer_that_cannot_start_says_why(tmp_path):
-    with pytest.raises(RuntimeError, match="no such cluster"):
-        start(tmp_path, "raise OSError('no such cluster')")
-
-
-def test_a_peer_that_ends_in_a_round_says_why(tmp_path):
-    ready = "print('PEER \"ready\"', flush=True); input(); "
-    peer = start(tmp_path, f"{ready}raise OSError('no such cluster')")
-    with pytest.raises(RuntimeError, match="no such cluster"):
-        peer.a_round()
-    peer.end()
-
-
-def test_other_work_is_refused():
-    import peers
-
-    ours = [[2.0, 1.0], [1.5, 0.5]]
-    near = [[2.0001, 1.0], [1.2, 0.5]]  # a later round may drift apart in float32
-    found = peers.check_losses({"ours": ours, "near": near})
-    np.testing.assert_allclose(found["near"], [5e-5, 0.2], rtol=1e-6)
-    for other in ([[2.0, 1.01]], [[2.0, float("nan")]]):
-        with pytest.raises(SystemExit, match="far does other work"):
-            peers.check_losses({"ours": ours[:1], "far": other})
-
-
-def test_cpu_seconds_are_of_the_rounds_that_are_timed():
-    import argparse
-
-    import peers
-    from interleave import Samples
-
-    wall = np.array([1.0, 2.0])
-    cpu = [(9.0, 9.0), (8.0, 8.0), (1.0, 0.1), (2.0, 0.2)]
-    samples = peers.with_cpu(Samples(wall, wall, wall), argparse.Namespace(cpu=cpu))
-    assert samples.user.tolist() == [1.0, 2.0]
-    assert samples.system.tolist() == [0.1, 0.2]
-
-
 def test_a_task_is_read_as_it_was_written(tmp_path):
     from peer_programs import rounds
 
@@ -116,33 +77,3 @@ def test_a_task_is_read_as_it_was_written(tmp_path):
         assert set(one) == set(other)
         for name, value in one.items():
             np.testing.assert_array_equal(value, other[name])
-
-
-def test_an_environment_that_cannot_be_made_has_a_reason(tmp_path, monkeypatch):
-    import peers
-
-    program = peers.Program("flower", ("flwr==0",))
-    said = "ERROR: No matching distribution found for flwr==0"
-    answers = iter([(0, ""), (1, f"noise\n{said}\nmore noise")])
-
-    def run(command, **options):
-        status, errors = next(answers)
-        return subprocess.CompletedProcess(command, status, "", errors)
-
-    monkeypatch.setattr(peers.subprocess, "run", run)
-    found, why = peers.prepare(tmp_path, program, "python3", lambda text: None)
-    assert found is None
-    assert why.endswith(said)
-    (tmp_path / "flower").mkdir()
-    (tmp_path / "flower" / "installed").write_text("flwr==0")
-    found, _ = peers.prepare(tmp_path, program, "python3")
-    assert found == str(tmp_path / "flower" / "bin" / "python")
-
-
-def test_every_program_is_there_with_its_packages_pinned():
-    from peers import PROGRAMS
-
-    assert set(PROGRAMS) == {"ours", "PyTorch", "Flower", "pfl-research"}
-    for program in PROGRAMS.values():
-        assert (FOLDER / "peer_programs" / f"{program.module}.py").is_file()
-        assert all("==" in package for package in program.packages)

@@ -5,9 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from coco_form import boxes_around
 from conftest import LAUNCH
-from PIL import Image
 
 import tiny_digits
 from boxed import instances, picture, text
@@ -67,16 +65,6 @@ def test_no_digit_that_morpho_mnist_shows_trains(files):
         assert domains[name].test.images[:, 0, 0, 0].tolist() == list(range(200, 206))
 
 
-def test_a_missing_or_damaged_original_is_named_whole(originals, tmp_path):
-    for name, damage in (("MNIST-M/mnist_m_test_labels.txt", None), ("USPS/usps.bz2", b"BZh")):
-        path = originals / name
-        content = path.read_bytes()
-        path.unlink() if damage is None else path.write_bytes(damage)
-        with pytest.raises((FileNotFoundError, ValueError), match=str(path)):
-            convert("digits", originals, tmp_path / "a.npz")
-        path.write_bytes(content)
-
-
 def boxes_in(pool):
     """The class and box in pixels of every object of an image 64 x 32, and of crowds."""
     rows = []
@@ -112,26 +100,6 @@ def test_vocs_corners_are_counted_from_one_and_its_lists_divide(tmp_path):
     assert pool.names.tolist() == ["JPEGImages/a.png", "JPEGImages/b.png"]
     assert pool.parts.tolist() == [TRAIN, VALIDATION]
     assert boxes_in(pool) == [[(0, 0, 0, 8, 8)], [(1, 32, 16, 64, 32)]]
-
-
-@pytest.fixture
-def raccoons(shared, tmp_path):
-    """A copy of the folder in which the converter may write."""
-    for file in sorted((shared / "data" / "raccoon").rglob("*")):
-        if file.is_file():
-            link = tmp_path / file.relative_to(shared / "data")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
-    return tmp_path / "raccoon"
-
-
-def test_two_hundred_real_photographs_are_read_from_voc(raccoons):
-    convert("voc", raccoons)
-    source = load_boxes(raccoons, image_size=16, progress=False)
-    assert source.classes == ("raccoon",)
-    assert len(source.pools[0].images) == 200
-    assert (source.pools[0].labels[CLASS] >= 0).sum() == 217
-    assert not any("left out" in note or "another size" in note for note in source.notes)
 
 
 def frame(name: str, scene: str, weather: str, *boxes) -> dict:
@@ -207,13 +175,3 @@ def test_both_versions_of_vistas_are_read_by_their_config(tmp_path, inner, confi
     (pool,) = read(tmp_path / "made").pools
     crowds = [(crowd(0), 8, 0, 16, 8)] if group else []
     assert boxes_in(pool) == [[(0, 0, 0, 8, 8), (5, 30, 10, 64, 32), *crowds]]
-
-
-def test_the_box_of_an_instance_holds_all_its_pixels_and_no_more(tmp_path):
-    ids = np.random.default_rng(0).integers(0, 5, (9, 11)).astype(np.uint16) * 1000
-    Image.fromarray(ids).save(tmp_path / "a.png")
-    boxes = dict(boxes_around(tmp_path / "a.png"))
-    assert set(boxes) == {1000, 2000, 3000, 4000}
-    for value, (x1, y1, x2, y2) in boxes.items():
-        rows, columns = np.nonzero(ids == value)
-        assert (x1, y1, x2, y2) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)

@@ -53,12 +53,3 @@ def test_the_configuration_leaves_one_site_out_and_scores_the_disc_with_its_cup(
     assert scores.counts[0].tolist() == [[256, 256, 256], [0, 256, 0]]
     official = build(read("configs/fundus.py:protocol=official", small))
     assert [len(d.test.images) for d in official.internal.domains] == [2] * 4
-
-
-def test_an_image_without_a_mask_is_named(tmp_path):
-    scans.write_pairs(tmp_path / "Domain1/train", "image", "mask", "ab", (255, 0))
-    (tmp_path / "Domain1/train/mask/a.png").unlink()
-    command = [sys.executable, SCRIPT, tmp_path, tmp_path / "out"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode
-    assert str(tmp_path / "Domain1/train/image/a.png") in run.stderr

@@ -47,15 +47,3 @@ def test_the_command_writes_an_evaluation_that_reports_read(run, capsys):
     accuracy = written["unseen"]["dog"]
     assert accuracy["joined"] > accuracy["received"]
     assert f"joined {accuracy['joined']:.2f} %" in capsys.readouterr().out
-
-
-def test_a_client_that_the_data_do_not_have_is_refused(run, capsys):
-    assert joining.main(["--workdir", str(run), "--client", "cat"]) == 2
-    said = capsys.readouterr().err
-    assert "--client=cat has no training samples" in said
-    assert "ant, bee, cow, dog do" in said
-
-
-def test_a_run_that_is_not_there_is_a_sentence(tmp_path, capsys):
-    assert joining.main(["--workdir", str(tmp_path / "no")]) == 2
-    assert capsys.readouterr().err.startswith("joining: ")

@@ -68,16 +68,6 @@ def test_shellcheck_finds_nothing(script):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "call", [("local.sh",), ("local.sh", "-n"), ("slurm.sbatch",), ("tpu_vm.sh", "--name")]
-)
-def test_a_launcher_that_lacks_arguments_says_how_it_is_used(call):
-    result = launch(*call)
-    assert result.returncode == 2
-    assert "--" in result.stderr
-    assert "set -euo" not in result.stderr
-
-
 # local.sh
 
 
@@ -174,25 +164,6 @@ def test_a_task_of_a_slurm_array_runs_its_line(recorded, tmp_path):
     assert len(recorded()) == 1
 
 
-@pytest.mark.parametrize(
-    "script",
-    [("local.sh", "-n", "1"), ("slurm.sbatch",), ("tpu_vm.sh", "--name", "n", "--zone", "z")],
-)
-def test_dry_run_behind_the_programs_arguments_is_refused(recorded, script):
-    result = launch(*script, *TRAIN, "--dry-run")
-    assert result.returncode == 2
-    assert f"{script[0]}: --dry-run belongs before" in result.stderr
-    assert recorded() == []
-
-
-def test_dry_run_of_slurm_starts_nothing(recorded):
-    spaced = (*TRAIN, "--note", "two words")
-    result = launch("slurm.sbatch", "--dry-run", *spaced, PYTHON="python3")
-    program = ["python3", "-m", "fedjax_bn.main", "--distributed"]
-    assert shlex.split(result.stdout) == ["srun", "--kill-on-bad-exit=1", *program, *spaced]
-    assert recorded() == []
-
-
 # tpu_vm.sh
 
 
@@ -205,22 +176,6 @@ def test_the_same_training_is_started_on_every_host_of_a_tpu(recorded):
     [command] = [word for word in call if word.startswith("--command=")]
     there = shlex.split(command.removeprefix("--command="))
     assert there == ["python3", "-m", "fedjax_bn.main", "--distributed", *TRAIN]
-
-
-def test_a_wheel_is_installed_on_every_host_of_a_tpu(recorded):
-    launch("tpu_vm.sh", "--name", "pod", "--zone", "z", "--wheel", "dist/fedjax_bn-1.whl")
-    copy, install = recorded()
-    assert copy[4:7] == ["scp", "dist/fedjax_bn-1.whl", "pod:"]
-    assert "--command=python3 -m pip install 'fedjax_bn-1.whl[tpu]'" in install
-    assert all("--worker=all" in call for call in (copy, install))
-
-
-def test_dry_run_of_a_tpu_starts_nothing(recorded):
-    place = ("--name", "pod", "--zone", "z")
-    result = launch("tpu_vm.sh", *place, "--dry-run", *TRAIN)
-    assert recorded() == []
-    launch("tpu_vm.sh", *place, *TRAIN)
-    assert recorded() == [shlex.split(result.stdout)]
 
 
 # k8s_jobset.yaml
@@ -264,39 +219,9 @@ def test_the_jobset_agrees_with_itself():
 # What a process reads from its environment
 
 
-def test_a_variable_that_is_missing_is_named(monkeypatch):
-    for name, value in zip(VARIABLES, ("host:1", "2"), strict=False):
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv(VARIABLES[2], raising=False)
-    with pytest.raises(ConfigError, match="JAX_PROCESS_ID"):
-        join(True)
-
-
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", VARIABLES[1]])
 def test_one_of_several_processes_does_not_train_alone_unless_it_is_told_to(name, monkeypatch):
     monkeypatch.setenv(name, "4")
     with pytest.raises(ConfigError, match=f"one of several processes .{name}=4.*--nodistributed"):
         join(None)
     join(False)
-
-
-def test_the_command_refuses_to_be_one_of_several_that_train_alone(monkeypatch, capsys):
-    monkeypatch.setenv("JAX_PROCESS_ID", "0")
-    assert runs.command("--config", "quickstart") == 2
-    assert "(JAX_PROCESS_ID=0): give --distributed" in capsys.readouterr().err
-    assert runs.command("--config", "quickstart", "--distributed") == 2
-    assert "JAX_COORDINATOR_ADDRESS" in capsys.readouterr().err
-
-
-def test_without_a_launcher_or_variables_one_is_asked_for(monkeypatch):
-    def nothing_found(*arguments: object, **options: object) -> None:
-        raise ValueError("coordinator_address should be defined.")
-
-    monkeypatch.setattr("jax.distributed.initialize", nothing_found)
-    with pytest.raises(ConfigError, match="--distributed"):
-        join(True)
-
-
-def test_one_task_of_a_launcher_trains_alone(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    join(None)

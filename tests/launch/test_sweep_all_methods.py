@@ -79,13 +79,6 @@ def test_a_row_helps_where_the_interval_of_its_difference_is_above_0():
     assert shown.endswith("broken: it diverged")
 
 
-def test_a_row_that_is_not_there_is_refused():
-    with pytest.raises(SystemExit, match="--only=nothing"):
-        all_methods.main(["list", *TINY, "--only", "nothing"])
-    with pytest.raises(SystemExit):
-        all_methods.main(["list", *TINY, "--config.rounds"])
-
-
 @pytest.fixture
 def trained(monkeypatch):
     """Runs are made up, better with a greater seed, and diverge with the rate 0.01."""
@@ -116,18 +109,8 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert failure.read_text() == "it is not finite\n"
     shown = capsys.readouterr().out
     assert "| FedBN | 0.1 | 2 | 50.0 ± 0.0 | 60.5 ± 6.4 | +0.0 ± 0.0 | - |" in shown
-    assert all_methods.main([*arguments, "--part", "1/1"]) == 0
+    assert all_methods.main(arguments) == 0
     assert len(trained) == 6  # nothing is made twice
-    assert all_methods.main([*arguments[:-1], str(tmp_path / "new"), "--part", "2/2"]) == 0
-    assert {method for method, *_ in trained[6:]} == {"fedbn"}
-
-
-def test_parts_share_no_runs_and_are_all_rows_together():
-    parts = [all_methods.part_of(entries.ENTRIES, i, 3) for i in (1, 2, 3)]
-    assert sorted(label for part in parts for label in part) == sorted(entries.ENTRIES)
-    folders = [{entry.folder for entry in part.values()} for part in parts]
-    assert sum(map(len, folders)) == len(set().union(*folders))
-    assert max(map(len, folders)) - min(map(len, folders)) <= 1
 
 
 def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold_some_out(
@@ -143,30 +126,3 @@ def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold
     assert all_methods.main([*arguments, "--config.data.split=official"]) == 0
     assert len(trained) == 4
     assert "dog left out: data.name=tiny, rounds=1, " in capsys.readouterr().out
-
-
-def test_runs_without_validation_samples_are_refused_after_the_first_seed(
-    tmp_path, trained, monkeypatch
-):
-    known = all_methods.selected_validation
-    monkeypatch.setattr(all_methods, "selected_validation", lambda *run: known(*run) and None)
-    arguments = [*TINY, "--rates", "0.02,0.1", *TWO, "--workdir", str(tmp_path)]
-    with pytest.raises(SystemExit, match=r"without validation samples.*--config\.data\.split"):
-        all_methods.main(arguments)
-    assert len(trained) == 2
-
-
-@pytest.mark.slow  # what it joins is tested above, part by part
-def test_the_table_has_what_real_runs_say(tmp_path, monkeypatch):
-    runs.install(monkeypatch)
-    arguments = [*TINY, "--rates", "0.1", *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
-    assert all_methods.main(arguments) == 0
-    lines = (tmp_path / "tiny.md").read_text().splitlines()
-    (row,) = (line.split(" | ") for line in lines if line.startswith("| FedBN |"))
-    summary = compared.read_summary(tmp_path / "tiny/fedbn/rate-0.1/dog/0")
-    accuracy, sent = summary["accuracy"], summary["traffic"]
-    assert row[1:3] == ["0.1", "1"]
-    assert row[3] == f"{accuracy['internal']['mean']:.1f}"
-    assert row[4] == f"{accuracy['unseen']['dog']['running']:.1f}"
-    assert row[8] == f"{sent['down'] / 1000:.0f}, {sent['up'] / 1000:.0f} |"
-    assert "SNR: not run" not in lines  # which was not asked for

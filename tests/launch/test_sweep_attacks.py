@@ -6,7 +6,6 @@ import attacks
 import jax
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 from federations import SGD, OneNorm, batches_of, client, variables_of
 from fedjax_bn.federation import broadcast_of, own_of
@@ -42,23 +41,11 @@ def test_attackers_scale_what_they_send_and_the_others_do_not(kind, times):
     jax.tree.map(np.testing.assert_array_equal, attacking[1][1], honest[1][1])
 
 
-@pytest.mark.slow
-def test_noise_has_ten_times_the_norm_of_the_update():
-    norms = [np.linalg.norm(ravel_pytree(uploads("noise", count)[1][0])[0]) for count in (0, 2)]
-    np.testing.assert_allclose(norms[1], 10 * norms[0], rtol=1e-4)
-
-
 def test_every_run_has_a_valid_configuration():
     for rule in attacks.RULES:
         changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
         texts = [(key, attacks.plan.text(value)) for key, value in changes.items()]
         assert read(attacks.plan.config_file("configs/quickstart.py"), texts).weigh == rule
-
-
-def test_only_honest_clients_are_in_the_mean():
-    scores = np.arange(8.0)[None]
-    assert attacks.honest(scores, 0) == [3.5]
-    assert attacks.honest(scores, 2) == [np.mean([0, 2, 3, 4, 6, 7])]
 
 
 def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):

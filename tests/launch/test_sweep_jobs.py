@@ -12,7 +12,7 @@ import fedbn
 import pytest
 import sweep
 
-from fedjax_bn.run.files.ownership import LOCK, OWNER, owned
+from fedjax_bn.run.files.ownership import owned
 
 ROOT = Path(__file__).parents[2]
 ONLY = ("--only", "synthetic/*")
@@ -71,16 +71,6 @@ def test_two_at_a_time_share_the_cores_and_write_files_of_their_own(tmp_path, ru
         assert (tmp_path / "logs" / f"{name}.txt").read_text() == f"this is {Path(name).name}\n"
 
 
-def test_what_has_finished_is_left_alone(tmp_path, running, capsys):
-    running()
-    assert give(tmp_path) == 0
-    before = [starts(tmp_path, name) for name in NAMES]
-    capsys.readouterr()
-    assert give(tmp_path, "--jobs", "3") == 0
-    assert counts(capsys.readouterr().out) == {"finished before": len(NAMES)}
-    assert [starts(tmp_path, name) for name in NAMES] == before
-
-
 def test_a_run_that_fails_is_tried_again_as_often_as_is_said(tmp_path, running, capsys):
     """The first run fails twice, the second as often as it can, the third by a user's mistake."""
     first, second, third, *_ = NAMES
@@ -97,16 +87,6 @@ def test_a_run_that_fails_is_tried_again_as_often_as_is_said(tmp_path, running, 
     assert [len(starts(tmp_path, name)) for name in (first, second, third)] == [3, 3, 1]
 
 
-def test_a_run_whose_log_cannot_be_written_fails_and_the_others_go_on(tmp_path, running, capsys):
-    running()
-    first = NAMES[0]
-    (tmp_path / "logs" / f"{first}.txt").mkdir(parents=True)
-    assert give(tmp_path, "--jobs", "2") == 1
-    said = capsys.readouterr().out
-    assert counts(said) == {"done": len(NAMES) - 1, "failed": 1}
-    assert "before it could start" in said
-
-
 def test_a_run_that_another_process_has_is_left_to_it(tmp_path, running, capsys):
     running()
     with owned(tmp_path / NAMES[0]):
@@ -114,15 +94,6 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path, running, capsys)
     said = capsys.readouterr().out
     assert counts(said) == {"done": len(NAMES) - 1, "in use": 1}
     assert f"by process {os.getpid()} on " in said
-    assert give(tmp_path) == 0
-
-
-def test_a_run_whose_process_was_killed_is_nobodys(tmp_path, running):
-    running()
-    folder = tmp_path / NAMES[0]
-    folder.mkdir(parents=True)
-    (folder / OWNER).write_text('{"host": "gone", "pid": 1}')
-    (folder / LOCK).touch()
     assert give(tmp_path) == 0
 
 
@@ -183,15 +154,6 @@ def test_cores_are_shared_out(cores, at_once):
     assert sum(sizes) == max(cores, at_once)
 
 
-def test_gpus_are_shared_out():
-    three = {"CUDA_VISIBLE_DEVICES": "0,2,5"}
-    assert execute.environment(1, 3, three) == {"CUDA_VISIBLE_DEVICES": "2"}
-    more = execute.environment(3, 4, three)
-    assert more["CUDA_VISIBLE_DEVICES"] == "0"
-    assert more["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert execute.environment(0, 1, three) == three
-
-
 def test_a_line_of_an_array_is_one_run_of_the_sweep(tmp_path, running, capsys):
     """launch/slurm.sbatch takes the line of its task; a run that has finished has none."""
     running()
@@ -205,10 +167,3 @@ def test_a_line_of_an_array_is_one_run_of_the_sweep(tmp_path, running, capsys):
     assert {"--retries=2", "--config.rounds=3"} <= set(arguments)
     assert sweep.main(fedbn.SWEEP, arguments) == 0
     assert [name for name in NAMES if starts(tmp_path, name)] == [NAMES[0], NAMES[2]]
-
-
-@pytest.mark.parametrize("wrong", [("--jobs", "0"), ("--retries", "-1"), ("--jobs", "two")])
-def test_a_number_that_is_none_is_named(wrong, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        give(tmp_path, f"{wrong[0]}={wrong[1]}")
-    assert f"'{wrong[1]}' is not a whole number of at least" in capsys.readouterr().err

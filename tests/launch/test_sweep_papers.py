@@ -11,7 +11,6 @@ import numpy as np
 import pacs_imagenet
 import plan
 import pytest
-import report
 import segmentation
 import signs
 import sweep
@@ -27,7 +26,7 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
-from fedjax_bn.run.experiment.method import check_adaptations, method_maker, option_values
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
@@ -117,12 +116,6 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
             assert {*target.split(",")} <= known[name], run.name
 
 
-def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form():
-    for run in (run for one in ALL for run in one.runs):
-        if run.config.startswith("configs/digits.py"):
-            assert {"data.fraction", "data.truncate"} <= run.changes.keys()
-
-
 def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
     arrays = {}
     for name in IN_FORM["with fonts"]:
@@ -161,13 +154,6 @@ def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
                     assert cell.adaptation in (*known, *PERSONAL)
 
 
-def test_tables_and_figures_have_names_of_their_own():
-    for one in ALL:
-        names = [part.name for part in one.parts]
-        assert len(names) == len(set(names))
-        assert all(part.runs for part in one.figures)
-
-
 def test_seeds_are_the_papers():
     def seeds(one, prefix):
         runs = [run for run in one.runs if run.name.startswith(prefix)]
@@ -179,85 +165,6 @@ def test_seeds_are_the_papers():
     assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
 
 
-def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
-    tables = tables_of(fedig.SWEEP)
-    average = tables["table7"].rows["FedIG-A"][-1]
-    assert len(average.parts) == 4
-    assert average.domain == plan.UNSEEN
-    inside = tables["table12-pacs"].rows["FedIG (local statistics)"]
-    assert [part[0][0].split("/")[1] for part in inside[0].parts] == [
-        *("art_painting", "cartoon", "sketch"),
-    ]
-    assert (inside[0].domain, inside[0].adaptation) == ("photo", plan.OWN)
-    assert len(inside[-1].parts) == 4
-
-
-def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
-    second = tables_of(unifed.SWEEP)["table2"]
-    assert report.printed(second.rows["FedAvg"][-1])[0] == pytest.approx(73.80, abs=0.01)
-
-
-def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
-    rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in fedcd.SWEEP.runs}
-    both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
-    assert len(both) == 15
-    options = [option_values(changes["method"]) for changes in both]
-    assert {o["lambda_sci"] for o in options} == {0.5, 0.7, 0.8, 0.9, 1.0}
-    assert {o["eta"] for o in options} == {0.3, 0.5, 0.8}
-    assert all("weigh" not in c for c in both)  # REA is the method's own
-    alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
-    assert {c["weigh"] for c in alone} == {"by_size"}
-
-
-def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
-    rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in fedcd.SWEEP.runs}
-    weights = {
-        label: runs[cells[0].runs[0]].changes.get("weigh")
-        for label, cells in rows.items()
-        if cells[0].runs and not label.startswith("FedCD")
-    }
-    own = {"FedDG-GA": "generalization_adjustment", "REA": "risk_extrapolation:eta=0.3"}
-    alike = ("HarmoFL", "FedADG", "FedSR", "FedCMI", "FedL2R")
-    assert weights == dict.fromkeys(weights, "by_size") | own | dict.fromkeys(alike, "uniform")
-
-
-def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
-    runs = [run for run in fedcd.SWEEP.runs if "/fedprox/" in run.name]
-    assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
-    assert {run.changes["method"] for run in runs} == {"fedprox:mu=0.1"}
-
-
-def test_tsmobns_figures_are_those_of_the_text():
-    drawn = {figure.name: figure.draw for figure in tsmobn.SWEEP.figures}
-    assert drawn["fig4"].keywords["table"].title.startswith("Table E.10")
-    assert drawn["fig3c"].keywords["kind"] == "box"
-    assert [*drawn["figE.5-blur"].keywords["texts"]] == [0, 1, 2, 3, 4]  # E.2.4
-    orders = [
-        text
-        for run in tsmobn.SWEEP.runs
-        if run.name == "cifar10_c/blur/fedavg/0"
-        for test in run.tests
-        for text in test.changes.get("adaptations", ())
-        if "order" in text
-    ]
-    assert orders == [f"tsmobn:order={order}" for order in range(5)]
-
-
-def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_others_both():
-    rows = tables_of(fedbn.SWEEP)["table17"].rows
-    served = {label: cells[0].adaptation for label, cells in rows.items()}
-    assert served == {
-        "FedBN": fedbn.OWN_STATISTICS,
-        "FedProx": "running",
-        "FedProx, statistics of test batches": fedbn.OWN_STATISTICS,
-        "FedAvg": "running",
-        "FedAvg, statistics of test batches": fedbn.OWN_STATISTICS,
-    }
-    assert all(bool(c.published) == ("," not in label) for label, (c, _) in rows.items())
-
-
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
@@ -266,30 +173,6 @@ def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one,
     assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in one.runs)
     assert all(f"\n## {part.title}\n" in text for part in one.parts)
     assert not (tmp_path / "figures").exists()
-
-
-def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
-    (third,) = (figure for figure in fedbn.SWEEP.figures if figure.name == "fig3")
-    lines = [line for panel in third.draw.keywords["panels"].values() for line in panel.values()]
-    assert {keys[0] for _, keys in lines} == {"train_loss"}
-    for run in third.runs:
-        assert (run.changes["eval_train_loss"], run.changes["eval_every"]) == (True, 1)
-
-
-def test_tsmobn_stops_early_and_unifed_does_not():
-    for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
-        for run in one.runs:
-            if run.config != "configs/digits_dg.py":
-                assert run.changes.get("patience", config_file(run.config).patience) == patience
-
-
-def test_published_numbers_stand_beside_what_they_are_of():
-    digits, pacs = unseen.TABLES[:2]
-    row = dict(zip(digits.columns, digits.rows["FedBN + TsmoBN"], strict=True))
-    assert report.printed(row["SVHN"]) == (76.85, 0.25)
-    assert report.printed(row["USPS"]) is None
-    row = dict(zip(pacs.columns, pacs.rows["FedIG-A"], strict=True))
-    assert report.printed(row["S"]) == (83.79, 0.49)
 
 
 def test_the_share_that_groups_explain_is_between_none_and_all():

@@ -65,12 +65,12 @@ def test_the_report_holds_what_runs_and_their_tests_measured(made):
     outside = results["summary"]["accuracy"]["unseen"]["dog"]["running"]
     own = results["inside"]["internal"]["own"]
     text = (folder / "report.md").read_text()
-    assert f"| FedBN | measured, 1 of 1 runs | {outside:.2f} [a] |" in text
-    assert f"| own | measured, 1 of 1 runs | {own['ant']:.2f} [a] | {own['mean']:.2f} [a] |" in text
+    assert f"| FedBN | measured, 1 of 1 runs | {outside:.2f} [1] |" in text
+    assert f"| own | measured, 1 of 1 runs | {own['ant']:.2f} [1] | {own['mean']:.2f} [1] |" in text
 
 
 @pytest.mark.slow
 def test_what_was_changed_is_said_and_nothing_else(made):
     text = (made[1] / "report.md").read_text()
-    assert text.count("Differs from the plan: [a] rounds is 3 (planned: 2).") == 2
+    assert text.count("Differs from the plan: [1] rounds is 3 (planned: 2).") == 2
     assert "[b]" not in text

@@ -20,17 +20,6 @@ def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
     np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)
 
 
-def test_a_cell_has_the_means_over_seeds_of_each_size_or_one_for_all():
-    rows = {
-        "tent": {"fax": np.array([[[1, 2, 3], [4, 5, 6]], [[3, 2, 1], [4, 5, 9]]])},
-        "running": {"fax": np.full((2, 2, 3), 20.25)},
-    }
-    assert streams.table(rows).splitlines()[2:] == [
-        "| tent | 2.0 | 4.0 / 5.0 / 7.5 |",
-        "| running | 20.2 | 20.2 |",
-    ]
-
-
 def test_every_setting_has_a_valid_configuration():
     for setting in streams.SETTINGS.values():
         texts = [(key, streams.plan.text(value)) for key, value in setting.changes.items()]

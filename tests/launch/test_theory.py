@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory.convergence import (
     Data,
-    data_from,
     evolution,
     gram,
     initialize,
@@ -21,10 +20,6 @@ from theory.convergence import (
     same_client,
     sampled_gram,
 )
-from theory.data import shifted_points
-from theory.toy import toy_regression
-
-from fedjax_bn.data.sets import scanners
 
 KEY = jax.random.key(0)
 
@@ -59,27 +54,6 @@ def test_closed_form_equals_monte_carlo_within_its_error():
     assert float((error / exact.max()).max()) < 0.02
 
 
-def test_closed_form_has_the_known_special_values():
-    points = [[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [4.0, 0.0], [0.0, 0.0]]
-    expected = np.zeros((5, 5))  # opposite points, and the origin, share no activation
-    expected[0, 0], expected[1, 1], expected[2, 2], expected[3, 3] = 2, 4.5, 0.5, 8
-    expected[0, 3] = expected[3, 0] = 4  # parallel: half the product
-    for p, q, product in ((0, 1, 6), (1, 2, 3), (1, 3, 12)):  # orthogonal: 1 / (2 pi) of it
-        expected[p, q] = expected[q, p] = product / (2 * np.pi)
-    np.testing.assert_allclose(gram(points), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_almost_parallel_points_keep_their_precision():
-    points = [[1.0, 0.0], [1.0, 1e-9]]
-    # theta = 1e-9: 1/2 - theta^2 / 4 + ..., and the matrix is positive definite but for rounding.
-    np.testing.assert_allclose(gram(points), np.full((2, 2), 0.5), rtol=1e-15)
-    tiny = 1e-4
-    theta = np.arctan(tiny)
-    norm = np.hypot(1, tiny)
-    off = norm * (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
-    np.testing.assert_allclose(gram([[1.0, 0.0], [1.0, tiny]])[0, 1], off, rtol=1e-14)
-
-
 def test_the_client_specific_matrix_is_the_block_diagonal_of_the_other():
     data = data_of()
     whole = gram(data.points)
@@ -100,16 +74,6 @@ def test_client_specific_batch_norm_never_has_the_smaller_least_eigenvalue(seed,
     assert least_eigenvalue(own) > -1e-12
 
 
-def test_the_inequality_holds_on_real_digits():
-    domains = scanners.load_scanners().domains[:3]
-    images = np.stack([domain.train.images[:12] for domain in domains]).astype(float)
-    points = images.reshape(3, 12, -1) / 255
-    points = (points - points.mean(1, keepdims=True)).reshape(36, -1)
-    whole = gram(points)
-    own = same_client(whole, np.repeat(np.arange(3), 12))
-    assert least_eigenvalue(own) > least_eigenvalue(whole) > 0
-
-
 @pytest.mark.parametrize("scales", [1, 3])
 def test_the_network_follows_its_equation(scales):
     data, network = arrays_of(), initialize(KEY, 7, 5, scales, alpha=2.0)
@@ -122,12 +86,6 @@ def test_the_network_follows_its_equation(scales):
         normed = [w @ x / np.sqrt(w @ data.covariances[i] @ w) for w in v]
         expected = c @ np.maximum(gamma[:, i if scales > 1 else 0] * normed, 0) / np.sqrt(7)
         np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_scales_start_as_the_papers_do():
-    network = initialize(KEY, 6, 4, 3, alpha=2.0)
-    norms = np.linalg.norm(network.directions, axis=1) / 2
-    np.testing.assert_allclose(network.scale, np.repeat(norms[:, None], 3, 1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("scales", [1, 3])
@@ -153,14 +111,6 @@ def test_evolution_has_the_appendix_form(scales):
     np.testing.assert_allclose(direction, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_a_wide_networks_magnitudes_are_the_closed_form():
-    """With S = I, G at the start is an average of phi phi / |v|^2, so `gram` / (alpha^2 d)."""
-    data = arrays_of(2, 3, 4)._replace(covariances=np.stack(2 * [np.eye(4)]))
-    _, magnitude = evolution(initialize(KEY, 20_000, 4, 2, alpha=3.0), data)
-    expected = same_client(gram(data.points), data.client) / 4
-    np.testing.assert_allclose(magnitude, expected, atol=0.03 * float(expected.max()))
-
-
 def test_gradient_descent_keeps_the_predicted_rate_and_client_specific_scale_is_faster():
     data, steps = data_of(3, 4, 8), 120
     slow, fast = (race(KEY, data, 400, steps)[name] for name in ("averaged", "client-specific"))
@@ -179,15 +129,6 @@ def test_gradient_descent_keeps_the_predicted_rate_and_client_specific_scale_is_
     assert fast.losses[-1] < slow.losses[-1]
 
 
-def test_clients_points_are_centred_and_have_their_own_covariances():
-    given_ = arrays_of(2, 9, 3)
-    data = data_from(given_.points + 5, given_.client, given_.targets)
-    for i in range(2):
-        own = np.asarray(data.points)[given_.client == i]
-        np.testing.assert_allclose(own.mean(0), 0, atol=1e-12)
-        np.testing.assert_allclose(data.covariances[i], own.T @ own / 9, rtol=1e-10)
-
-
 @pytest.mark.slow
 def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
     from theory import __main__ as script
@@ -201,51 +142,3 @@ def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
         numbers = found[name]
         assert numbers["least eigenvalue of G*"] >= numbers["least eigenvalue of G"] > 0
         assert numbers["Monte Carlo: largest deviation, standard errors"] < 6
-
-
-def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(x64):
-    from theory import __main__ as script
-
-    found = script.bound_numbers(*shifted_points(0, script.CLIENTS, script.EACH, script.DIMENSION))
-    for way in ("averaged", "client-specific"):
-        assert found[f"{way}: risk of the unseen"] < found[f"{way}: bound"]
-    divergence = "{}: divergence, mean of the seen, lower estimate".format
-    assert found[divergence("averaged")] > 1.9
-    # Samples of equal Gaussians are apart by 0.43 with a deviation of 0.04.
-    assert 0.3 < found[divergence("client-specific")] < 0.55
-    assert found["client-specific: risk of the unseen"] < 0.15
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return toy_regression(points=40)
-
-
-def error(toy, k: int, slope: float) -> float:
-    return np.mean((np.cos(slope * toy.x[k]) - toy.y[k]) ** 2)
-
-
-def test_toy_errors_are_the_mean_squared_errors_of_the_model(toy):
-    for k in range(2):
-        w, gamma = 37, 26
-        weight = toy.weights[w]
-        expected = error(toy, k, weight / toy.gammas[gamma])
-        np.testing.assert_allclose(toy.surface[k, gamma, w], expected)
-        np.testing.assert_allclose(toy.plain[k, w], error(toy, k, weight))
-        np.testing.assert_allclose(toy.normalized[k, w], error(toy, k, weight / toy.x[k].std()))
-
-
-def test_batch_norm_harmonizes_the_toys_errors(toy):
-    alike = np.corrcoef(toy.normalized)[0, 1]
-    assert alike > 0.9
-    assert np.corrcoef(toy.plain)[0, 1] < 0.5
-    np.testing.assert_allclose(toy.best, 6, atol=0.5)
-
-
-def test_the_toys_mean_model_works_with_local_gamma_only(toy):
-    mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
-    for k in range(2):
-        gammas = (toy.local_gammas[k], mean_gamma)
-        local, mean = (error(toy, k, mean_weight / gamma) for gamma in gammas)
-        assert local < 0.1
-        assert mean > 5 * local

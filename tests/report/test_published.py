@@ -15,13 +15,6 @@ FILES = {
 }
 
 
-def test_there_are_2037_numbers_of_five_papers():
-    assert len(cells()) == 2037
-    assert {cell.paper for cell in cells()} == {"FedBN", "FedIG-A", "TsmoBN", "UniFed", "FedCD"}
-    assert all(0 < cell.mean <= 100 for cell in cells())
-    assert all(cell.std is None or 0 <= cell.std < 20 for cell in cells())
-
-
 def rows_as_printed() -> dict[tuple[str, ...], list]:
     """Paper and row of a table -> its cells, from left to right."""
     rows = {}
@@ -73,19 +66,6 @@ def test_cells_are_found_by_their_fields():
     }
 
 
-def test_columns_of_fedbns_table_16_are_those_its_numbers_belong_to():
-    found = published(paper="FedBN", table="16", method="FedBN")
-    accuracy = {cell.column: cell.mean for cell in found}
-    assert accuracy["MNIST"] > accuracy["USPS"] > accuracy["MNIST-M"] > accuracy["SVHN"]
-
-
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ({"papers": "FedBN"}, "'papers' is not a field of a cell"),
-        ({"paper": "FedBM"}, "no published paper is 'FedBM'; there are FedBN, FedCD"),
-    ],
-)
-def test_an_unknown_field_or_value_is_an_error(where, message):
-    with pytest.raises(ValueError, match=message):
-        published(**where)
+def test_an_unknown_value_is_an_error():
+    with pytest.raises(ValueError, match=r"'FedBM'.*FedBN, FedCD"):
+        published(paper="FedBM")

@@ -1,6 +1,5 @@
 """Which runs a report takes for one variant, how it calls them, and what papers print beside."""
 
-import json
 import re
 
 import optax
@@ -11,13 +10,12 @@ from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report.finished_runs import find_runs, variants_of
-from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.published import beside, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from method_table import METHODS
-from pages import Page
+from pages import page_of
 
 
 def variants(folder):
@@ -52,30 +50,14 @@ def test_other_rules_than_the_methods_own_are_variants_with_their_names(tmp_path
     assert found[0].keys == ("weigh",)
 
 
-def test_a_label_leaves_out_what_most_variants_have(tmp_path):
-    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="a")
-    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="b", data__perturb="amplitude_mix")
-    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="c", weigh="uniform")
-    found, _ = variants(tmp_path)
-    assert {one.label for one in found} == {
-        *("fedavg", "fedavg (data.perturb=amplitude_mix)", "fedavg (weigh=uniform)"),
-    }
-
-
 def test_a_methods_own_weighing_is_no_difference_of_the_runs(tmp_path):
     for method in ("fedavg", "fedcd", "harmofl"):
         finished(tmp_path / "own", method, 0, {"ant": 1.0})
-    assert not any("differ in more" in text for text in page_of(tmp_path, "own").paragraphs)
+    assert not any("differ in more" in text for text in page_of(tmp_path / "own").paragraphs)
     finished(tmp_path / "given", "fedavg", 0, {"ant": 1.0}, weigh="uniform")
     finished(tmp_path / "given", "fedprox", 0, {"ant": 1.0})
-    (one,) = (t for t in page_of(tmp_path, "given").paragraphs if "differ in more" in t)
+    (one,) = (t for t in page_of(tmp_path / "given").paragraphs if "differ in more" in t)
     assert one.endswith("weigh is uniform (fedavg), by_size (fedprox).")
-
-
-def page_of(folder, name):
-    out = folder / f"{name}.html"
-    write_comparison([folder / name], out)
-    return Page(out.read_text())
 
 
 def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypatch):
@@ -146,49 +128,13 @@ def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path
         assert found["fedbn", adaptation] == {"UniFed, Table 3": unifed[row, "frost"]}
         assert found["fedavg", adaptation] == {}
     assert found["fedbn", "batch"] == {}
-    said = [t for t in page_of(tmp_path, "runs").paragraphs if t.startswith("Beside")]
+    said = [t for t in page_of(tmp_path / "runs").paragraphs if t.startswith("Beside")]
     inside, first, other = said
     assert "Table 2" in inside
     assert "target=frost (empty there); no brightness, contrast" in inside
     assert "TsmoBN, Table 1" in first
     assert "UniFed, Table 3" in other
     assert all("pretrained=empty (weights of ImageNet there)" in text for text in said)
-
-
-def test_fedcds_detection_tables_stand_beside_map50_alone(tmp_path):
-    unseen = {"CityStreet": {"running": 40.0}}
-    for name, score in (("maps", "mAP50"), ("other", "mAP50-95")):
-        for method, keys in (("fedcd", {}), ("fedavg", {"weigh": "generalization_adjustment"})):
-            folder = tmp_path / name
-            place = finished(folder, method, 0, {"x": 1.0}, unseen, "bdd100k", **keys)
-            summary = json.loads((place / "summary.json").read_text()) | {"score": score}
-            (place / "summary.json").write_text(json.dumps(summary))
-    table = table_of(paper="FedCD", table="3")
-    for method, title in (("fedcd", "FedCD-SCI + REA"), ("fedavg", "FedDG-GA")):
-        found = [
-            printed(tmp_path / name, "unseen", method, "CityStreet", "running")
-            for name in ("maps", "other")
-        ]
-        assert found == [{"FedCD, Table 3": table[title, "CityStreet"]}, {}]
-
-
-@pytest.mark.parametrize(
-    ("keys", "where", "row"),
-    [
-        ({}, {"table": "11"}, "FedBN"),
-        ({"data__fraction": 0.6}, {"table": "14", "setting": "data fraction 60%"}, "FedBN"),
-        (
-            {"batch_size": 50, "local_epochs": 4, "rounds": 75},
-            {"table": "13", "setting": "B=50, E=4"},
-            "FedBN",
-        ),
-    ],
-)
-def test_of_a_papers_tables_the_nearest_to_the_run_stands_beside_it(tmp_path, keys, where, row):
-    digits = {"rounds": 300, "eval_every": 10, "weigh": "uniform"} | keys
-    finished(tmp_path, "fedbn", 0, {"svhn": 1.0}, None, "digits", **digits)
-    (said,) = printed(tmp_path, "internal", "fedbn", "svhn").values()
-    assert said == table_of(paper="FedBN", **where)[row, "SVHN"]
 
 
 @pytest.mark.parametrize(
@@ -211,23 +157,6 @@ def test_a_paper_stands_beside_a_run_by_its_training_samples_whatever_their_shar
     others = "no mnist, mnist_m, synth_digits, usps here"
     assert said.source == f"FedBN, {table}"
     assert said.differs == (others if differs.startswith("nothing") else f"{differs}; {others}")
-
-
-def test_one_client_with_all_digits_and_unseen_kinds_of_mnist_have_fedbns_numbers(tmp_path):
-    pooled = {"data__partition": "pooled", "weigh": "uniform"}
-    unseen = {"svhn": {"running": 60.0}}
-    finished(tmp_path / "all", "fedavg", 0, {"all": 1.0}, unseen, "digits", **pooled)
-    said = printed(tmp_path / "all", "unseen", "fedavg", "svhn", "running")
-    assert said == {"FedBN, Table 12": table_of(paper="FedBN", table="12")["Centralized", "SVHN"]}
-    ends = ("running", "batch:batch_size=1000")
-    unseen = {"morpho_local": dict.fromkeys(ends, 60.0)}
-    for method in ("fedbn", "fedprox"):
-        finished(tmp_path / "morpho", method, 0, {"mnist": 1.0}, unseen, "digits_morpho")
-    table = table_of(paper="FedBN", table="17")
-    for method, end, title in (("fedbn", ends[1], "FedBN"), ("fedprox", ends[0], "FedProx")):
-        said = printed(tmp_path / "morpho", "unseen", method, "morpho_local", end)
-        assert said == {"FedBN, Table 17": table[title, "Morpho-local"]}
-    assert printed(tmp_path / "morpho", "unseen", "fedbn", "morpho_local", "running") == {}
 
 
 @pytest.mark.parametrize(

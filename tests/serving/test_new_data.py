@@ -4,11 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_serving import DOG
 
 import runs
-from fedjax_bn.arguments.errors import WorkdirError
-from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run import new_data
 from fedjax_bn.run.config.trust import recorded_code
@@ -48,13 +45,6 @@ def test_a_folder_of_any_domains_is_read_with_the_runs_classes_in_the_runs_order
     assert chosen.name == "ward b"
 
 
-def test_a_folder_of_classes_is_one_domain_of_its_name(tmp_path):
-    write_tree(tmp_path, ["hospital9"], ["horse", "dog"], count=2)
-    (pool,) = read(tmp_path / "hospital9").pools
-    assert pool.name == "hospital9"
-    assert sorted(pool.labels.tolist()) == [0, 0, 4, 4]
-
-
 def test_classes_without_names_are_folders_of_their_labels(tmp_path):
     # Of a run on the embedded digits; in order of the names "10" would come before "2".
     keys = {"data__image_size": 6, "data__cache": ""}
@@ -67,12 +57,6 @@ def test_classes_without_names_are_folders_of_their_labels(tmp_path):
     config.data.path = str(tmp_path / "words")
     with pytest.raises(ValueError, match=r"CLASS.*10"):
         new_data.read_new(config, own, form)
-
-
-def test_a_whole_published_copy_is_still_read_as_published(tmp_path):
-    write_tree(tmp_path, IMAGE_FOLDERS["pacs"].domains, PACS, count=1)
-    assert [pool.name for pool in read(tmp_path).pools] == [*IMAGE_FOLDERS["pacs"].domains]
-    assert any("expected 1670" in note for note in read(tmp_path).notes)
 
 
 @pytest.mark.parametrize(
@@ -91,40 +75,6 @@ def test_an_archive_of_test_samples_alone_need_not_have_all_classes(tmp_path, ar
     assert source.pools[0].labels.tolist() == labels
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"h__labels": np.array([7, 0])}, "has label 7"),
-        ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "cow"),
-    ],
-)
-def test_an_archive_with_other_classes_is_refused(tmp_path, arrays, said):
-    np.savez(tmp_path / "h.npz", h__images=np.zeros((2, 6, 6, 3), np.uint8), **arrays)
-    with pytest.raises(ValueError, match=said):
-        read(tmp_path / "h.npz")
-
-
-def test_a_folder_without_any_class_of_the_run_is_refused(tmp_path):
-    write_tree(tmp_path, ["hospital9"], ["ant", "bee"], count=1)
-    with pytest.raises(ValueError, match="DOMAIN/CLASS"):
-        read(tmp_path)
-    write_tree(tmp_path, ["hospital8"], ["dog"], count=1)
-    with pytest.raises(ValueError, match=r"'hospital7'.*hospital8"):
-        read(tmp_path, data__domains=("hospital7",))
-
-
-def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
-    for name in ("sketch", "photo"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    with pytest.raises(WorkdirError, match=r"is not a run's workdir, but photo, sketch in it are"):
-        finished.read_about(tmp_path)
-
-
-def test_images_of_the_runs_own_size_are_not_touched_by_resize():
-    assert (resized(DOG.images, (8, 8, 3)) == DOG.images).all()
-
-
 def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
     tmp_path, monkeypatch
 ):
@@ -138,3 +88,19 @@ def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
         assert sys.path == ["elsewhere", str(tmp_path)]
     gone = about | {"started_in": str(tmp_path / "gone")}
     assert finished.remembered(gone).data.path == "data"
+
+
+def test_classes_that_the_run_does_not_have_are_refused(tmp_path):
+    for arrays, name in (
+        ({"h__labels": np.array([7, 0])}, "label 7"),
+        ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "'cow'"),
+    ):
+        np.savez(tmp_path / "h.npz", h__images=np.zeros((2, 6, 6, 3), np.uint8), **arrays)
+        with pytest.raises(ValueError, match=name):
+            read(tmp_path / "h.npz")
+    write_tree(tmp_path / "none", ["hospital9"], ["ant", "bee"], count=1)
+    with pytest.raises(ValueError, match="DOMAIN/CLASS"):
+        read(tmp_path / "none")
+    write_tree(tmp_path / "other", ["hospital8"], ["dog"], count=1)
+    with pytest.raises(ValueError, match=r"'hospital7'.*hospital8"):
+        read(tmp_path / "other", data__domains=("hospital7",))

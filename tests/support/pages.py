@@ -1,9 +1,12 @@
 """A report's page as a test reads it."""
 
 import html.parser
+import re
 import shutil
 import subprocess
 from pathlib import Path
+
+from fedjax_bn.report.page import write_comparison
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -14,7 +17,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
-        self.open = None
+        self.open, self.text = None, text
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -44,6 +47,17 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
         elif self.open == "p":
             self.paragraphs[-1] += data
+
+
+def page_of(folder: Path, name: str = "page", **options: str) -> Page:
+    """The page on all runs in a folder, written into it beside its tables."""
+    write_comparison([folder], folder / f"{name}.html", **options)
+    return Page((folder / f"{name}.html").read_text())
+
+
+def curves_of(text: str) -> list[tuple[str, str, str]]:
+    """(name, rounds, values) of every curve, as texts."""
+    return re.findall(r'data-name="([^"]*)" data-x="([^"]*)" data-y="([^"]*)"', text)
 
 
 def in_browser(text: str, script: str, folder: Path) -> str:

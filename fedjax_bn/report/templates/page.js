@@ -39,7 +39,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
       Math.abs(b - pointer) < Math.abs(a - pointer) ? b : a);
     const values = lines.filter(line => !line.series.contains("off") && line.at.includes(nearest))
       .map(line => `${line.name} ${line.y[line.at.indexOf(nearest)]}`);
-    readout.textContent = `${svg.dataset.unit} ${places.get(nearest)}: ${values.join(", ")}`;
+    readout.textContent = `round ${places.get(nearest)}: ${values.join(", ")}`;
     readout.style.display = "block";
     rule.setAttribute("x1", nearest);
     rule.setAttribute("x2", nearest);
