@@ -16,5 +16,5 @@
 
 Each imports only from those above it, and `sampling` only from `domain` and `label_trees`.
 `run/experiment/datasets.py` lists the names of datasets in a configuration;
-`training/stream.py` reads from the host what the device cannot hold.
+`training/rounds.py` reads from the host what the device cannot hold.
 """

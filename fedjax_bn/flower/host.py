@@ -25,7 +25,8 @@ from fedjax_bn.run.experiment.read_values import choose_participation
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
-from fedjax_bn.training.availability import Participation, read_trace
+from fedjax_bn.training.availability import read_trace
+from fedjax_bn.training.experiment import Participation
 from fedjax_bn.training.start import Keys, batches_of_one, make_start, partition_table
 
 PyTree = Any

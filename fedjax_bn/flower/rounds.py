@@ -26,8 +26,7 @@ from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Reply, content_of
 from fedjax_bn.training.availability import draw_cohort
-from fedjax_bn.training.evaluation.groups import by_client
-from fedjax_bn.training.records import Record, round_record, warnings_of
+from fedjax_bn.training.records import Record, by_client, round_record, warnings_of
 
 
 class TooFewError(UserError):
@@ -201,9 +200,9 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
             "it report sizes, or set participation.draw=uniform",
             hidden,
         )
-    cohort = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
-    rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
-    stays = np.ones(len(rows), bool) if cohort.participates is None else cohort.participates
+    client, stays = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
+    rows = np.arange(population) if client is None else np.asarray(client)
+    stays = np.ones(len(rows), bool) if stays is None else stays
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
 
 

@@ -38,10 +38,8 @@ from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
 from fedjax_bn.training import checkpoint, workdir
-from fedjax_bn.training.callbacks.checkpoints import Checkpoints
-from fedjax_bn.training.callbacks.evaluation import Scores
-from fedjax_bn.training.callbacks.lines import Lines
-from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.machine import describe_machine

@@ -37,8 +37,8 @@ from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
+from fedjax_bn.training.rounds import megabytes
 from fedjax_bn.training.start import Keys
-from fedjax_bn.training.stream import megabytes
 from fedjax_bn.training.workdir import write_atomically
 
 _OWN = "own-{:08d}.npz"

@@ -26,7 +26,7 @@ from fedjax_bn.report.finished_runs import (
     whose,
 )
 from fedjax_bn.report.results import MEAN
-from fedjax_bn.training.evaluation.classes_answered import Mistake
+from fedjax_bn.training.evaluation.answers import Mistake
 from fedjax_bn.training.evaluation.per_sample import of_part
 
 # name in a summary -> (column head, number format, whether more is better)

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_bn.report.blocks import Block
-from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.records import some_of
 
 COLOURS = 8
 _DASHES = 4

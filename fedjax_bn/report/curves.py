@@ -17,8 +17,7 @@ from fedjax_bn.report.charts import COLOURS, Curves, Line, Look, chart
 from fedjax_bn.report.finished_runs import Run, Variant, spell
 from fedjax_bn.report.intervals import Interval, over_seeds
 from fedjax_bn.report.results import MEAN, Table, unseen_scores
-from fedjax_bn.training.evaluation.groups import some_of
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.records import Record, some_of
 
 _MOST_CHARTS = 24  # of a section; of more columns an evenly spaced selection is shown
 _MOST_LINES = 12  # up to so many lines are all coloured

@@ -193,12 +193,7 @@ def silent():
         "finite": np.ones(3, bool),
         "server_finite": np.bool_(True),
     }
-    one = {
-        "image": jax.ShapeDtypeStruct((1, 2, 6), jnp.float32),
-        "label": jax.ShapeDtypeStruct((1, 2), jnp.int32),
-        "valid": jax.ShapeDtypeStruct((1, 2), bool),
-    }
-    return Rounds("", one, lambda state: lambda state: (state, metrics))
+    return Rounds("", lambda state: lambda state: (state, metrics))
 
 
 @pytest.mark.slow

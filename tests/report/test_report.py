@@ -12,12 +12,11 @@ from scipy import stats
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.domain import Split
 from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
 from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.training import data_plots
 from fedjax_bn.training.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, in_browser
@@ -219,16 +218,6 @@ def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
     said = written(tmp_path / "runs", tmp_path / "page.html").paragraphs
     (one,) = (text for text in said if "differ in more than their method" in text)
     assert one.endswith("batch_size is 8 (fedavg), 32 (fedbn).")
-
-
-def test_a_connectome_is_drawn_as_the_matrix_that_it_is(monkeypatch):
-    matrix = np.corrcoef(np.random.default_rng(0).standard_normal((5, 30)))
-    split = Split(matrix[None][:, *np.triu_indices(5, 1)], np.zeros(1, np.int32))
-    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
-    domains = [Domain("a", split, split, split)]
-    figure = data_plots.samples(domains, count=1, connectomes=True)
-    drawn = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(drawn, (matrix - matrix.min()) / np.ptp(matrix), atol=1e-6)
 
 
 def test_what_is_unfinished_or_there_twice_is_left_out_in_a_sentence(tmp_path):

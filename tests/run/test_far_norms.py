@@ -1,12 +1,10 @@
 """Norms of updates in records: which are far from the others', and what is printed of them."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedjax_bn.report.curves import _far_norms
 from fedjax_bn.training.records import round_record, warnings_of
 
 NAMES = ["a", "b", "c", "d"]
@@ -35,30 +33,8 @@ def test_a_norm_that_overflows_is_far_and_is_a_line_of_json():
         assert warnings_of(found) == ["round 1: the norm of d's update overflows"]
 
 
-def test_a_round_in_which_no_client_has_a_weight_is_a_sentence():
-    assert warnings_of(record([1.0] * 4) | {"weights": dict.fromkeys(NAMES, 0.0)}) == [
-        "round 1: no client counts: the shared leaves stay"
-    ]
-
-
 @pytest.mark.parametrize(
     "norms", [[1, 2, 3, 9.0], [np.nan, np.nan, 1, 99], [0, 0, 0, 5.0], [np.nan] * 4]
 )
 def test_near_norms_few_clients_and_clients_at_rest_are_no_warning(norms):
     assert warnings_of(record(norms)) == []
-
-
-def test_without_norms_a_record_has_none():
-    metrics = {"loss": np.ones(4), "weights": np.ones(4), "finite": np.ones(4, bool)}
-    found = round_record(NAMES, metrics | {"server_finite": True}, 1, 0.5)
-    assert not found.keys() & {"norm", "far_norms"}
-
-
-def test_a_report_counts_the_rounds_of_such_a_client():
-    records = [record([1, 2, 3, 99.0]), record([1, 2, 3, 4.0], 2), record([1, 2, 3, 99.0], 3)]
-    run = SimpleNamespace(records=records, seed=5)
-    (note,) = _far_norms([SimpleNamespace(label="fedbn", runs=[run])])
-    assert note == (
-        "fedbn, seed 5: the norm of d's update was more than ten times the median norm in 2 of 3 "
-        "rounds."
-    )
