@@ -35,22 +35,15 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, require_classifier
-from fedjax_bn.training.availability import Participation
-from fedjax_bn.training.callbacks.evaluation import Scores, Selection
-from fedjax_bn.training.callbacks.patience import Patience
-from fedjax_bn.training.callbacks.profile import Profile, require_folder
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
+from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator
 from fedjax_bn.training.evaluation.personalization import personalization_of
-from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Plan
+from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Participation, Plan
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.programs import made_once
-from fedjax_bn.training.records import (
-    Record,
-    have_trained,
-    samples_a_round,
-    summarize,
-)
+from fedjax_bn.training.records import Record, have_trained, samples_a_round, summarize
 from fedjax_bn.training.result import Result
 from fedjax_bn.training.rounds import open_rounds, recorded
 from fedjax_bn.training.start import make_keys, make_start, sample_input
@@ -112,17 +105,11 @@ def simulate(
       fedjax_bn.arguments.errors.WorkdirError: the profile cannot be written.
       RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
-    profiled_round, profile_folder = _profile(profile)
-    if not 0 <= profiled_round <= rounds:
-        raise ValueError(
-            f"profile={profile!r} is not one of the rounds 1 to {rounds}: give one of them"
-        )
-    if profiled_round:
-        require_folder(profile_folder)
+    profiling = Profile(*profile or (0, ""))
     if method.learned is None:
         raise ValueError(
-            "simulate needs the model of the method: make the method by a function of "
-            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
+            "simulate needs the model of the method: make it by a function of fedjax_bn.methods, "
+            "or by `method_of` with what `methods.learning.learning` returns"
         )
     model, prepare, _, task = method.learned
     if not task.segments:
@@ -130,9 +117,8 @@ def simulate(
     unseen = unseen or {}
     if twice := sorted(set(clients) & set(unseen)):
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
-    pools = tuple(
-        _pool(name, samples, task) for name, samples in (*clients.items(), *unseen.items())
-    )
+    named = (*clients.items(), *unseen.items())
+    pools = tuple(_pool(name, samples, task) for name, samples in named)
     highest = 0 if task.segments else max((int(p.labels.max(initial=0)) for p in pools), default=0)
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
@@ -162,8 +148,7 @@ def simulate(
         _check_outputs(experiment, pools)
     keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
-    names = [domain.name for domain in experiment.internal.domains]
-    evaluate = evaluator(experiment)
+    names, evaluate = [domain.name for domain in internal.domains], evaluator(experiment)
     records: list[Record] = []
     selection = Selection(records)
     after = [*callbacks, selection]
@@ -171,7 +156,7 @@ def simulate(
         pace = samples_a_round(experiment), experiment.task.score.name
         after.append(Progress("round", rounds, 0, *pace))
     around = [
-        Profile(profiled_round, profile_folder),
+        profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
         Patience(patience, records),
     ]
@@ -179,18 +164,6 @@ def simulate(
     train(round, state, rounds=rounds, records=records, callbacks=(*around, *after))
     summary = summarize(experiment, records, 0.0)
     return Result(method, selection.state, tuple(names), summary, records)
-
-
-def _profile(profile: object) -> tuple[int, str | os.PathLike[str]]:
-    """Returns round and folder of the option `profile`; (0, "") for None."""
-    if profile is None:
-        return 0, ""
-    match profile:
-        case (int(number), str() | os.PathLike() as folder):
-            return number, folder
-    raise ValueError(
-        f"profile={profile!r} is not (round, folder): give both, as in profile=(2, 'runs/profile')"
-    )
 
 
 def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
@@ -202,9 +175,8 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
     for pool in pools:
         if (highest := int(pool.labels.max())) >= outputs:
             raise ValueError(
-                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs, "
-                f"for labels 0 to {outputs - 1}: count labels from 0, as by labels - labels.min(), "
-                "or make a model of more classes"
+                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs: "
+                "count labels from 0, or make a model of more classes"
             )
 
 
@@ -219,13 +191,10 @@ def _pool(name: str, samples: ClientSamples, task: Task) -> Pool:
         pixels.append(as_images(images, f"the images of {place}"))
         targets = as_labels(targets, f"the labels of {place}")
         if has_masks(targets) != bool(task.segments):
-            kind, masks_note = (
-                ("masks", "") if has_masks(targets) else ("no masks", " and masks [N, H, W]")
-            )
+            kind = "masks" if has_masks(targets) else "no masks"
             raise ValueError(
                 f"{place} has {kind} as labels, and the task of the method scores "
-                f"{task.score.name}: give the method the task of the labels{masks_note}, "
-                "task=segmentation(classes) for masks"
+                f"{task.score.name}: masks need a method with task=segmentation(classes)"
             )
         if task.segments:
             check_labels(targets, pixels[-1], task.segments, place)
@@ -234,10 +203,5 @@ def _pool(name: str, samples: ClientSamples, task: Task) -> Pool:
     joined, names = join(labels), numbered_names(name, sizes)
     if task.segments and VOLUME in joined:
         names = np.array([f"{name}/{volume}" for volume in joined[VOLUME]])
-    return Pool(
-        name,
-        np.concatenate(pixels),
-        joined,
-        names,
-        parts_of(sizes) if isinstance(samples, Mapping) else None,
-    )
+    divided = parts_of(sizes) if isinstance(samples, Mapping) else None
+    return Pool(name, np.concatenate(pixels), joined, names, divided)

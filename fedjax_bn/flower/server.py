@@ -47,16 +47,14 @@ from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.availability import draw_cohort
-from fedjax_bn.training.callbacks.checkpoints import Checkpoints
-from fedjax_bn.training.callbacks.evaluation import Scores
-from fedjax_bn.training.callbacks.lines import Lines
-from fedjax_bn.training.callbacks.patience import Patience
-from fedjax_bn.training.evaluation.groups import by_client
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.machine import describe_machine
 from fedjax_bn.training.records import (
     Record,
+    by_client,
     out_of_patience,
     round_record,
     select_round,
@@ -450,9 +448,9 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
             "it report sizes, or set participation.draw=uniform",
             ", ".join(hidden),
         )
-    cohort = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
-    rows = np.arange(len(sizes)) if cohort.client is None else np.asarray(cohort.client)
-    stays = np.ones(len(rows), bool) if cohort.participates is None else cohort.participates
+    client, stays = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
+    rows = np.arange(len(sizes)) if client is None else np.asarray(client)
+    stays = np.ones(len(rows), bool) if stays is None else stays
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
 
 

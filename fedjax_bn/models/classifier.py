@@ -276,6 +276,22 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
         )
 
 
+def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
+    """Returns the path of the dense layer that classifies; `method` is for the error message.
+
+    Raises:
+      ValueError: the classifier cannot be found, or consists of several layers.
+    """
+    path = sizes_of(model, variables).path
+    if not path:
+        raise ValueError(
+            f"{method} needs a classifier that is one dense layer, but the method classify of "
+            f"{name_of(model)} calls several: name one by "
+            "fedjax_bn.models.with_classifier(model, NAME)"
+        )
+    return path
+
+
 def _shows_features(model: Any) -> bool:
     """Whether a model has methods `features` and `classify` and no `classifier_path`."""
     unnamed = not getattr(model, "classifier_path", "")

@@ -25,7 +25,7 @@ from fedjax_bn.report.blocks import (
 from fedjax_bn.report.finished_runs import Run, Variant, samples_scored
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.tasks.figures import on_plot, png
-from fedjax_bn.training.evaluation.classes_answered import Mistake
+from fedjax_bn.training.evaluation.answers import Mistake
 from fedjax_bn.training.evaluation.per_sample import of_part
 from fedjax_bn.training.score_tables import heading
 

@@ -16,8 +16,7 @@ from fedjax_bn.report.answers import forms_of_measures
 from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.results import MEAN, Table
-from fedjax_bn.training.evaluation.groups import some_of
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.records import Record, some_of
 
 _COLOURS, _DASHES = 8, 4
 _BOX = (46, 350, 8, 186)  # left, right, top, bottom of the area of curves in 360 x 220 units

@@ -13,9 +13,7 @@ from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
-from fedjax_bn.training.evaluation.answers import read_answers
-from fedjax_bn.training.evaluation.classes_answered import Answered
-from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
+from fedjax_bn.training.evaluation.answers import Answered, AnsweredMasks, read_answers
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.score_tables import part_tested
 from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines

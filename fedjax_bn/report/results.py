@@ -17,8 +17,7 @@ from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report import intervals
 from fedjax_bn.report.finished_runs import Run, Variant, relevant
 from fedjax_bn.report.intervals import Interval, Part
-from fedjax_bn.training.evaluation.groups import QUANTILES
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.records import QUANTILES, Record
 
 MEAN = "mean"
 _MANY = 8  # a table with more rows is sorted by score

@@ -34,14 +34,13 @@ from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
 from fedjax_bn.training import workdir
-from fedjax_bn.training.compilation_cache import keep_compiled
 from fedjax_bn.training.evaluation import evaluate, plots
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
-from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import PopulationState
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.programs import keep_compiled
+from fedjax_bn.training.records import Record, by_client
 from fedjax_bn.training.start import data_hash
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json

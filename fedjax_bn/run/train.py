@@ -16,16 +16,13 @@ from fedjax_bn.run.experiment.start import prepare, starting_record
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
-from fedjax_bn.training.callbacks.checkpoints import Checkpoints
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
-from fedjax_bn.training.callbacks.evaluation import Scores
-from fedjax_bn.training.callbacks.lines import Lines, Warnings
-from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.callbacks.profile import Profile
-from fedjax_bn.training.callbacks.progress import Progress
+from fedjax_bn.training.callbacks.progress import Progress, Warnings
 from fedjax_bn.training.callbacks.stop import StopRequests
-from fedjax_bn.training.callbacks.tensorboard import TensorBoard
-from fedjax_bn.training.callbacks.wandb import Wandb
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard, Wandb
 from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
@@ -43,7 +40,7 @@ from fedjax_bn.training.records import (
     summarize,
 )
 from fedjax_bn.training.rounds import open_rounds, recorded
-from fedjax_bn.training.start import Keys, data_hash, partition_table
+from fedjax_bn.training.start import Keys, batches_of_one, data_hash, partition_table
 from fedjax_bn.training.together import by_first, first, held_by_first, require_same
 from fedjax_bn.training.workdir import SUMMARY
 
@@ -146,7 +143,7 @@ def _finish(
     if first():
         write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
     rounds = open_rounds(experiment, keys, state)
-    bytes_sent = traffic(experiment.method, state, rounds.batches)
+    bytes_sent = traffic(experiment.method, state, batches_of_one(experiment))
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
     if 0 < plan.profile <= len(records):

@@ -26,7 +26,7 @@ from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.together import by_first
-from fedjax_bn.training.workdir import sync
+from fedjax_bn.training.workdir import faults_named, sync
 
 PyTree = Any
 Folder = ocp.training.Checkpointer
@@ -56,30 +56,21 @@ def open_folder(folder: Path, keep: int) -> Folder:
     # Processes may save to two folders at once; the prefix keeps their barriers apart.
     options.multiprocessing.barrier_sync_key_prefix = folder.name
     options.asynchronous.post_finalization_callback = partial(_add_checksums, folder)
-    newest = ocp.training.preservation_policies.LatestN(keep)
-    try:
+    with _damage_named(f"a checkpoint in {folder}", "the newest folder there"):
         return Folder(
             _Literal(folder),
             context=options,
-            preservation_policy=newest,
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"a checkpoint in {folder} is damaged ({error}): delete the newest folder "
-            "there and run again, or give another --workdir"
-        ) from error
 
 
 @contextmanager
 def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
     """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
 
-    At the end of the block, the disk has what was saved.
-
-    Raises:
-      CheckpointError: as `open_folder`.
-      WorkdirError: as `settle`.
+    At the end of the block, the disk has what was saved. It raises as `open_folder` and `settle`
+    do.
     """
     place = folder / "checkpoints"
     # A killed run saved these rounds, and this one will reach and save them again.
@@ -100,19 +91,15 @@ def delete_earlier(folder: Path) -> None:
     """Deletes the checkpoints that a finished run no longer needs.
 
     The selected round stays, and so does the last round, from which more rounds would continue.
-
-    Raises:
-      WorkdirError: a checkpoint cannot be deleted.
     """
-    latest, selected = (_rounds(folder, kind) for kind in ("latest", "selected"))
+    place = folder / "checkpoints"
+    latest, selected = (_rounds_in(place / kind) for kind in ("latest", "selected"))
     spare = latest if latest[-1:] == selected[-1:] else latest[:-1]
-    _delete(folder / "checkpoints" / "latest" / str(round) for round in spare)
+    _delete(place / "latest" / str(round) for round in spare)
 
 
-def _rounds(workdir: Path, kind: str) -> list[int]:
-    """Returns the rounds that have a checkpoint of a kind, latest or selected, in order."""
-    names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
-    return sorted(int(name) for name in names if name.isdecimal())
+def _rounds_in(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
 def _delete(paths: Iterable[Path]) -> None:
@@ -120,12 +107,10 @@ def _delete(paths: Iterable[Path]) -> None:
         # Renamed first: a kill must not leave half a checkpoint under the name of a whole one.
         # Orbax deletes folders with such a name when it opens their parent.
         doomed = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
-        try:
+        with faults_named(path):
             path.rename(doomed)
             sync(path.parent)
             shutil.rmtree(doomed)
-        except OSError as error:
-            raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
 
 
 def steps(manager: Folder) -> list[int]:
@@ -138,37 +123,26 @@ def resume(
 ) -> PyTree:
     """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
 
-    A finished run whose last round was the selected one has only a selected checkpoint.
-
-    Args:
-      folder: the workdir.
-      start: makes the state before the first round.
-      rounds: how many have records. A later checkpoint is used only if `latest` has no earlier one.
-      mesh: the devices over which the clients are spread; None for one device.
-
-    Raises:
-      CheckpointError: as `open_folder` and `restore`.
+    A finished run whose last round was the selected one has only a selected checkpoint. `rounds`
+    have records: a later checkpoint is used only if `latest` has no earlier one. It raises as
+    `open_folder` and `restore` do.
     """
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             saved_rounds = by_first(partial(steps, manager))
             usable_rounds = [round for round in saved_rounds if round <= rounds]
-            if usable_rounds or (saved_rounds and kind == "latest"):
-                return restore(
-                    manager,
-                    form_on(jax.eval_shape(start), mesh),
-                    max(usable_rounds or saved_rounds),
-                )
+            if kind == "latest":
+                usable_rounds = usable_rounds or saved_rounds
+            if usable_rounds:
+                form = form_on(jax.eval_shape(start), mesh)
+                return restore(manager, form, max(usable_rounds))
     return start()
 
 
 def save(manager: Folder, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
-    Every device writes its own rows.
-
-    Raises:
-      WorkdirError: as `settle`, for this save or the one before.
+    Every device writes its own rows. It raises as `settle` does, for this save or the one before.
     """
 
     def without_donation(leaf: Any) -> Any:
@@ -216,56 +190,47 @@ def _faults_named(manager: Folder) -> Iterator[None]:
         ) from error
 
 
-def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
-    """Reads the checkpoint of a round (by default the newest).
-
-    Args:
-      manager: an open folder.
-      like: a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
-        leaf is placed by its `sharding`, by default on this process's first device. The number of
-        padding rows, which depends on the devices, may differ from what was saved.
-      round: one of `steps(manager)`.
-
-    Raises:
-      CheckpointError: the checkpoint is missing or damaged, or holds other arrays.
-    """
-    if not (rounds := steps(manager)):
-        raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
-    folder = Path(manager.directory) / str(rounds[-1] if round is None else round)
-    if difference := by_first(lambda: _difference(manager, folder, like)):
-        raise CheckpointError(
-            f"the checkpoint {folder} is of another model, method or sharing rule ({difference}): "
-            "give the code and the keys of the run's first start to continue, or another --workdir"
-        )
-    with _damage_named(folder):
-        # By names, because Orbax describes named tuples and dataclasses as dicts.
-        tree = _with_leaves(_form(manager, folder), like)
-        return _with_leaves(like, _loaded(manager, folder, tree))
-
-
 @contextmanager
-def _damage_named(folder: Path) -> Iterator[None]:
+def _damage_named(checkpoint: str, folder: str = "that folder") -> Iterator[None]:
     """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
     try:
         yield
     except Exception as error:
         raise CheckpointError(
-            f"the checkpoint {folder} is damaged ({error}): delete that folder and run "
-            "again to continue from an earlier checkpoint or from the start"
+            f"{checkpoint} is damaged ({error}): delete {folder} and run again to continue from an "
+            "earlier checkpoint or from the start"
         ) from error
 
 
-def all_arrays(folder: Path) -> PyTree:
-    """Returns all arrays of a checkpoint, in nested dicts, on this process's first device.
+def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
+    """Reads the checkpoint of a round (by default the newest).
+
+    `like` is a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
+    leaf is placed by its `sharding`, by default on this process's first device. The number of
+    padding rows, which depends on the devices, may differ from what was saved.
 
     Raises:
-      CheckpointError: the checkpoint is damaged.
+      CheckpointError: the checkpoint is damaged, or holds other arrays.
     """
-    with open_folder(folder.parent, keep=2) as manager, _damage_named(folder):
-        return _loaded(manager, folder, _shapes(manager, folder))
+    folder = Path(manager.directory) / str(steps(manager)[-1] if round is None else round)
+    if difference := by_first(lambda: _difference(manager, folder, like)):
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another model, method or sharing rule ({difference}): "
+            "give the code and the keys of the run's first start to continue, or another --workdir"
+        )
+    with _damage_named(f"the checkpoint {folder}"):
+        # By names, because Orbax describes named tuples and dataclasses as dicts.
+        tree = _with_leaves(_form(manager, folder), like)
+        return _with_leaves(like, _loaded(manager, folder, tree))
 
 
-def _shapes(manager: Folder, folder: Path) -> PyTree:
+def all_arrays(folder: Path) -> PyTree:
+    """Returns all arrays of a checkpoint, in nested dicts, on this process's first device."""
+    with open_folder(folder.parent, keep=2) as manager, _damage_named(f"the checkpoint {folder}"):
+        return _loaded(manager, folder, _checked_form(manager, folder))
+
+
+def _checked_form(manager: Folder, folder: Path) -> PyTree:
     """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype."""
     sums = folder / CHECKSUMS
     if not sums.exists() or sums.read_text() != _checksums(folder):
@@ -312,14 +277,12 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
             descriptions[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
         return descriptions
 
-    with _damage_named(folder):
-        saved_leaves, state_leaves = leaves(_shapes(manager, folder)), leaves(like)
-    for name in sorted({*saved_leaves, *state_leaves}):
-        saved, expected = (
-            descriptions.get(name, "nothing") for descriptions in (saved_leaves, state_leaves)
-        )
-        if saved != expected:
-            return f"{name} is {saved} there and {expected} now"
+    with _damage_named(f"the checkpoint {folder}"):
+        saved, expected = leaves(_checked_form(manager, folder)), leaves(like)
+    for name in sorted({*saved, *expected}):
+        if saved.get(name) != expected.get(name):
+            there, here = (of.get(name, "nothing") for of in (saved, expected))
+            return f"{name} is {there} there and {here} now"
     return ""
 
 
@@ -334,10 +297,7 @@ def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
 
 
 def _add_checksums(folder: Path) -> None:
-    """Adds the checksums to a checkpoint whose files are written, before Orbax commits it.
-
-    The disk has all these files before the checkpoint gets its name.
-    """
+    """Adds checksums before Orbax commits a checkpoint, whose name comes after all on the disk."""
     for place in folder.iterdir():
         # Folders with numbers for names are committed already, or a killed run was deleting them.
         if place.is_dir() and not place.name.isdecimal():
@@ -348,9 +308,10 @@ def _add_checksums(folder: Path) -> None:
 
 def _checksums(folder: Path) -> str:
     """Returns a line for each file of the arrays, not for those that Orbax has yet to write."""
-    files, lines = (path for path in sorted(folder.glob("*/**/*")) if path.is_file()), []
-    for path in files:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        lines.append(f"{digest}  {path.relative_to(folder)}\n")
+    lines = []
+    for path in sorted(folder.glob("*/**/*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            lines.append(f"{digest}  {path.relative_to(folder)}\n")
     return "".join(lines)

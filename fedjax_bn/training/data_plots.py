@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -14,15 +13,13 @@ from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.tasks.detection.found_boxes import draw_box
 from fedjax_bn.tasks.figures import in_lines, on_plot, png
 from fedjax_bn.tasks.segmentation.overlays import class_legend, coloured
-from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.evaluation.answers import small_mask, small_picture
 from fedjax_bn.training.evaluation.per_sample import class_names
-from fedjax_bn.training.evaluation.pictures import small_mask, small_picture
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.records import Record, some_of
 from fedjax_bn.training.workdir import write_json, write_picture
 
 _SIDE = 128  # most pixels of a side of an image with a mask
 _MOST_COUNTED = 200  # clients whose labels are shown
-_CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown
 
 
@@ -36,37 +33,30 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      without "test" for clients that are tested on their validation samples,
       "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
-      where counts are
-      {"samples": n, "classes": [n of each class]}.
+      where counts are {"samples": n, "classes": [n of each class]}. Clients that are tested on
+      their validation samples have no "test".
     """
 
     def counts(parts: Sequence[Split]) -> Record:
-        # an unseen domain may use one split under several names: it is counted once
+        # An unseen domain may use one split under several names: it is counted once.
         parts = {id(part): part for part in parts}.values()
-        totals = sum(label_trees.class_counts(part.labels, number) for part in parts)
-        samples = sum(len(part.images) for part in parts)
-        return {"samples": samples, "classes": [int(count) for count in totals]}
+        totals = sum(label_trees.class_counts(p.labels, internal.num_classes) for p in parts)
+        return {"samples": sum(len(p.images) for p in parts), "classes": [*map(int, totals)]}
 
-    number = internal.num_classes
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), limit)]
+    labels, clients = internal.domains[0].train.labels, {}
+    for k in some_of(len(internal.domains), limit):
+        domain = internal.domains[k]
+        parts = {name: counts([split]) for name, split in splits(domain)}
+        if domain.test is domain.validation:
+            del parts["test"]
+        clients[domain.name] = parts
     return {
-        "classes": list(internal.classes or map(str, range(number))),
-        "clients": {
-            domain.name: {
-                name: counts([split])
-                for name, split in splits(domain)
-                if name != "test" or domain.test is not domain.validation
-            }
-            for domain in shown
-        },
-        "unseen": {
-            domain.name: {"test": counts([split for _, split in splits(domain)])}
-            for domain in unseen
-        },
-        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
-        "masks": label_trees.has_masks(internal.domains[0].train.labels),
+        "classes": list(class_names(internal)),
+        "clients": clients,
+        "unseen": {d.name: {"test": counts([split for _, split in splits(d)])} for d in unseen},
+        "boxes": label_trees.has_boxes(labels),
+        "masks": label_trees.has_masks(labels),
         "number": len(internal.domains),
     }
 
@@ -80,27 +70,17 @@ def write_data_plots(
     """
     write_json(folder / "data.json", data_facts(internal, unseen, limit))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
-    options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
-    if label_trees.has_masks(internal.domains[0].train.labels):
-        options = {"classes": class_names(internal)}
-    place = folder / "plots"
-    write_picture(place / "samples.png", lambda: samples([*shown, *unseen], **options))
+    masked = label_trees.has_masks(internal.domains[0].train.labels)
+    classes, place = class_names(internal) if masked else (), folder / "plots"
+    write_picture(place / "samples.png", lambda: samples([*shown, *unseen], classes=classes))
     write_picture(place / "class_counts.png", lambda: class_counts(internal))
 
 
-def samples(
-    domains: list[Domain], count: int = 10, connectomes: bool = False, classes: Sequence[str] = ()
-) -> bytes:
-    """Draws the first samples of each client in a row: images, connectomes, or profiles.
+def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
+    """Draws the first `count` samples of each client in a row: images, or features as curves.
 
-    They are from the first split that the client has: training, validation or test.
-
-    Args:
-      domains: the clients and unseen domains.
-      count: the number of samples of each.
-      connectomes: whether features f[F] are the upper triangle of a correlation matrix; other
-        features are drawn as a curve over their index.
-      classes: the names of the classes of masks, which are drawn in their colours.
+    They are from the first split that the client has: training, validation or test. Masks are
+    drawn in the colours of their `classes`, boxes as frames.
     """
     names = [in_lines(domain.name) for domain in domains]
     heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
@@ -111,12 +91,14 @@ def samples(
     for axes, domain, name in zip(grid, domains, names, strict=True):
         split = next(splits(domain))[1]
         images = np.stack([*islice(split.images, count)])
-        images = _as_matrices(images) if connectomes and images.ndim == 2 else images
         if classes:
             masks = split.labels[label_trees.MASK][:count]
-            images = np.stack([*map(_with_mask, images, masks)])
+            pairs = zip(images, masks, strict=True)
+            images = np.stack(
+                [coloured(small_picture(i, _SIDE), small_mask(m, _SIDE)) for i, m in pairs]
+            )
             unlabelled |= bool((masks == UNLABELLED).any())
-        if images.ndim == 2:  # profiles side by side on one scale
+        if images.ndim == 2:  # curves side by side on one scale
             width = images.shape[1]
             for number, values in enumerate(images):
                 place = number * 1.1 * width + np.arange(width)
@@ -124,10 +106,10 @@ def samples(
             axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
         else:
             axes.imshow(_in_a_row(images, count), cmap="gray", vmin=0, vmax=1)
-        for number, image in enumerate(images):
-            offset = number * (image.shape[1] + _gap(images)) if image.ndim > 1 else 0
-            for box in label_trees.boxes_of(split.labels, number):
-                draw_box(axes, image, box, "", "lime", offset)
+            for number, image in enumerate(images):
+                offset = number * (image.shape[1] + _gap(images))
+                for box in label_trees.boxes_of(split.labels, number):
+                    draw_box(axes, image, box, "", "lime", offset)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
@@ -137,34 +119,17 @@ def samples(
     return png(figure)
 
 
-def _with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns a stored image [H, W, C] with its mask u8[H, W] in colours, u8[h, w, 3]."""
-    return coloured(small_picture(image, _SIDE), small_mask(mask, _SIDE))
-
-
-def _as_matrices(features: np.ndarray) -> np.ndarray:
-    """Returns symmetric f[n, R, R, 1], diagonal 1, from upper triangles f[n, F], F = R(R - 1)/2."""
-    regions = round((1 + np.sqrt(1 + 8 * features.shape[1])) / 2)
-    above = np.zeros((len(features), regions, regions), features.dtype)
-    above[:, *np.triu_indices(regions, 1)] = features
-    return (above + above.transpose(0, 2, 1) + np.eye(regions, dtype=features.dtype))[..., None]
-
-
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
     """Returns images [n, H, W, C] as one picture with room for `count` and white gaps.
 
-    Three channels are colours, which are unchanged. Of other images the first channel is shown, as
-    in `small_picture`, each scaled to [0, 1] by its own range.
-
-    Returns:
-      [H, width, 3] of colours, else f64[H, width] with NaN in the gaps.
+    It is [H, width, 3] if they have three channels, which are unchanged. Of others the first is
+    shown, each scaled to [0, 1] by its own range: f64[H, width], NaN in the gaps.
     """
+    white = 255 if images.dtype == np.uint8 else 1
     if images.shape[-1] != 3:
-        grey = images[..., 0].astype(float)
+        grey, white = images[..., 0].astype(float), np.nan
         low, high = (end(axis=(1, 2), keepdims=True) for end in (grey.min, grey.max))
-        images, white = (grey - low) / np.where(high > low, high - low, 1), np.nan
-    else:
-        white = 255 if images.dtype == np.uint8 else 1
+        images = (grey - low) / np.where(high > low, high - low, 1)
     gap = _gap(images)
     room = [(0, count - len(images)), (0, 0), (0, gap)] + [(0, 0)] * (images.ndim - 3)
     padded = np.pad(images, room, constant_values=white)
@@ -172,8 +137,7 @@ def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
 
 
 def _gap(images: np.ndarray) -> int:
-    """Returns the width in pixels of the gap between two images [n, H, W, C] in a row."""
-    return max(1, images.shape[2] // 10)
+    return max(1, images.shape[2] // 10)  # pixels
 
 
 def class_counts(dataset: Dataset) -> bytes:
@@ -186,38 +150,25 @@ def class_counts(dataset: Dataset) -> bytes:
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]
     classes, clients = table.shape
-    roomy = classes <= 20 and clients <= 40
     size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     if clients < len(dataset.domains):
         axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
-    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
+    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0)
     unit = label_trees.counted(domains[0].train.labels)
     figure.colorbar(mesh, label=f"training {unit}", pad=0.01)
-    if roomy:
-        short = EngFormatter(places=1, sep="")  # 1.2M
-        for (row, column), count in np.ndenumerate(table):
-            color = "white" if count > 0.6 * table.max() else "black"
-            count_text = str(count or "") if count < 10_000 else short(count)
-            axes.text(
-                column + 0.5, row + 0.5, count_text, ha="center", va="center", size=7, color=color
-            )
+    axes.set(xticks=[], ylabel="class")
     if classes <= 20:
-        names = [on_plot(name) for name in dataset.classes or map(str, range(classes))]
-        axes.set_yticks(np.arange(classes) + 0.5, names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_ylabel("class")
-    # "mnist/3" is client 3 of mnist: a number below each column, domains below the numbers
-    places, _, numbers = zip(*(domain.name.rpartition("/") for domain in domains), strict=True)
-    look = {"fontsize": 8} if any(places) else {"fontsize": 8, "rotation": 30, "ha": "right"}
-    axes.set_xticks([])
+        labels = map(on_plot, class_names(dataset))
+        axes.set_yticks(np.arange(classes) + 0.5, labels, fontsize=8)
     if clients <= 40:
-        axes.set_xticks(np.arange(clients) + 0.5, map(on_plot, numbers), **look)
-    starts = [k for k in range(clients) if k == 0 or places[k] != places[k - 1]]
-    for start, end in zip(starts, [*starts[1:], clients], strict=True) if any(places) else ():
-        axes.axvline(start, color="black", linewidth=1.2)
-        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center", "va": "top"}
-        middle = ((start + end) / 2, 0)
-        axes.annotate(on_plot(places[start]), middle, xycoords=("data", "axes fraction"), **below)
+        names = (on_plot(domain.name) for domain in domains)
+        axes.set_xticks(np.arange(clients) + 0.5, names, fontsize=8, rotation=30, ha="right")
+        if classes <= 20:
+            for (row, column), count in np.ndenumerate(table):
+                color = "white" if count > 0.6 * table.max() else "black"
+                place = {"ha": "center", "va": "center", "size": 7, "color": color}
+                axes.text(column + 0.5, row + 0.5, f"{count:.3g}" if count else "", **place)
+    axes.invert_yaxis()
     return png(figure)

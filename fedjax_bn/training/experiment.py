@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.adaptation.choice import Choice
@@ -12,27 +13,37 @@ from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.task import Task, classification
-from fedjax_bn.training.availability import Participation
 from fedjax_bn.training.evaluation.personalization import Personalization
 from fedjax_bn.training.workdir import Record
 
 
-class LocalWork(NamedTuple):
-    """A client's training in a round: `steps` steps if above 0, else `epochs`.
+class Participation(NamedTuple):
+    """Who takes part in the rounds of a run.
 
-    `epochs` has one number for all clients, or one for each.
+    Attributes:
+      drawn: clients drawn for a round; 0 for all.
+      draw: "uniform", or "by_size" in proportion to their samples.
+      dropout: probability that a drawn client drops out of the round.
+      trace: as `availability.read_trace` returns it.
+      on_host: whether the clients' own parts are kept on the host, see `training.population`.
     """
+
+    drawn: int = 0
+    draw: str = "uniform"
+    dropout: float = 0.0
+    trace: np.ndarray | None = None
+    on_host: bool = False
+
+
+class LocalWork(NamedTuple):
+    """A client's training in a round: `steps` if above 0, else `epochs`, one number or one each."""
 
     batch_size: int
     steps: int
     epochs: tuple[int, ...]
 
     def sampler(self, smallest: int, longest: int) -> Sampler:
-        """Returns the function that draws the samples of a round.
-
-        Args:
-          smallest, longest: numbers of training samples of the smallest and the largest client.
-        """
+        """Returns what draws the samples of a round; the numbers are of samples of a client."""
         if self.steps:
             return by_steps(self.batch_size, self.steps, smallest)
         return by_epochs(min(self.batch_size, longest), self.epochs)
@@ -98,12 +109,7 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
       notes: messages for the user about the data and the start.
-      participation: who takes part in a round.
-      work: what a client does in a round.
-      plan: the rounds, and what is written.
-      evaluation: how clients are tested.
       mesh: the devices over which the method's clients are shared out; None for one.
-      task: what is learned and reported.
       validates: the key that needs validation samples during training; "" for none.
     """
 
@@ -122,10 +128,9 @@ class Experiment(NamedTuple):
     task: Task = classification()
     validates: str = ""
 
-    def sampler(self) -> Sampler:
-        """Returns the function that draws the samples of a round."""
-        sizes = [len(domain.train.images) for domain in self.internal.domains]
-        return self.work.sampler(min(sizes), max(sizes))
+    def train_sizes(self) -> list[int]:
+        """Returns the numbers of the clients' training samples."""
+        return [len(domain.train.images) for domain in self.internal.domains]
 
 
 def privacy_notes(about: Record) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The loop over rounds, of which a simulation, the command and the Flower server have one each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -42,6 +42,12 @@ def train(
       records: of the rounds before; the records of further rounds are appended.
       callbacks: in the order in which they are called.
     """
+
+    def call(hook: str, *arguments: Any) -> list[Any]:
+        """Returns what the callbacks' methods of this name return; a callback may lack it."""
+        methods = [getattr(callback, hook, None) for callback in callbacks]
+        return [method(*arguments) for method in methods if method is not None]
+
     with ExitStack() as stack:
         for callback in callbacks:
             if isinstance(callback, AbstractContextManager):
@@ -49,20 +55,12 @@ def train(
         stop = len(records) >= rounds
         while not stop:
             number = len(records) + 1
-            for begin in _hooks(callbacks, "on_round_begin"):
-                begin(number)
+            call("on_round_begin", number)
             state, metrics = round(state)
             records.append(metrics)
-            # A list, because every callback sees the round, whichever asks to stop.
-            asked = [end(number, state, metrics) for end in _hooks(callbacks, "on_round_end")]
-            stop = number >= rounds or any(answer is True for answer in asked)
+            # Every callback sees the round, whichever asks to stop.
+            answers = call("on_round_end", number, state, metrics)
+            stop = number >= rounds or any(answer is True for answer in answers)
             if stop:
-                for end in _hooks(callbacks, "on_train_end"):
-                    end(number, state, metrics)
+                call("on_train_end", number, state, metrics)
     return state
-
-
-def _hooks(callbacks: Iterable[Any], name: str) -> list[Callable[..., Any]]:
-    """Returns the callbacks' methods of this name; a callback may lack it, or have None."""
-    methods = (getattr(callback, name, None) for callback in callbacks)
-    return [method for method in methods if method is not None]

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ def describe_machine() -> dict[str, Any]:
     about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     flags = about.get("flags", about.get("Features", "")).split()
     # XLA splits a sum among the cores that this process may use, which determines its order.
-    several = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if several else os.cpu_count() or 1
+    limited = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if limited else os.cpu_count() or 1
     return {
         "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -49,22 +48,15 @@ def describe_machine() -> dict[str, Any]:
 
 
 def difference(workdir: Path, about: dict[str, Any]) -> str:
-    """Returns a message on what has changed since a run began; "" if nothing has.
+    """Returns a message on what has changed since a workdir's run began; "" if nothing has.
 
-    Args:
-      workdir: with the config.json of a run.
-      about: what `describe_machine` returns now, or more.
-
-    Raises:
-      WorkdirError: config.json is damaged.
+    `about` is what `describe_machine` returns now, or more.
     """
-    recorded = read_json(workdir / "config.json")
-    parts = ("versions", "devices", "machine")
-    recorded_parts, current_parts = ({k: m.get(k) for k in parts} for m in (recorded, about))
+    recorded, current = _facts_of(read_json(workdir / "config.json")), _facts_of(about)
     changes = [
-        f"{key} ({before} there, {after} now)"
-        for key, before, after in _leaves_of_both(recorded_parts, current_parts)
-        if before != after
+        f"{name} ({recorded[name]!r} there, {current[name]!r} now)"
+        for name in sorted(recorded.keys() & current.keys())
+        if recorded[name] != current[name]
     ]
     if not changes:
         return ""
@@ -74,12 +66,11 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     )
 
 
-def _leaves_of_both(recorded: Any, current: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (name, text there, text here) of leaves that both have; older runs recorded fewer."""
-    if isinstance(recorded, dict) and isinstance(current, dict):
-        for key in sorted(recorded.keys() & current.keys()):
-            yield from _leaves_of_both(
-                recorded[key], current[key], f"{name}.{key}" if name else key
-            )
-    elif recorded is not None:
-        yield name.removeprefix("machine."), repr(recorded), repr(current)
+def _facts_of(about: Any, name: str = "") -> dict[str, Any]:
+    """Returns name -> each fact that config.json has of the machine."""
+    if not isinstance(about, dict):
+        return {name.removeprefix("machine."): about}
+    facts = {}
+    for key in about if name else about.keys() & {"versions", "devices", "machine"}:
+        facts |= _facts_of(about[key], f"{name}.{key}".strip("."))
+    return facts

@@ -26,8 +26,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
 
     Args:
       clients: devices over which clients are shared out; 0 for all there are.
-      batch: devices over which each batch is split; 0 for devices // rows, but at least 1
-        and at most `batch_size`.
+      batch: devices over which each batch is split; 0 for devices // rows, from 1 to `batch_size`.
       rows: clients of a round.
       batch_size: samples of a step.
 
@@ -68,11 +67,6 @@ def copies_on(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
-def over_all(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of rows over all devices, those of the batch axis included."""
-    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-
 def mesh_note(mesh: Mesh | None) -> str:
     """Returns the devices of a run in words, for a message."""
     if mesh is None:
@@ -96,20 +90,17 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
 
     Of a population's state every device has a copy, without the rows, which stay on the host.
     """
+
+    def placed(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     form = jax.eval_shape(lambda state: state, state)
     if dataclasses.is_dataclass(form):  # a `PopulationState`
         # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.
         host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), form)
-        return dataclasses.replace(host, state=_placed(form.state, copies_on(mesh)))
-    if mesh is None:
-        return form
-    return jax.tree.map(_placed, form, shardings_of(form, mesh))
-
-
-def _placed(form: PyTree, sharding: NamedSharding | None) -> PyTree:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), form
-    )
+        common = jax.tree.map(lambda leaf: placed(leaf, copies_on(mesh)), form.state)
+        return dataclasses.replace(host, state=common)
+    return form if mesh is None else jax.tree.map(placed, form, shardings_of(form, mesh))
 
 
 def place_rows(
@@ -117,11 +108,8 @@ def place_rows(
 ) -> PyTree:
     """Returns arrays [rows, ...] of which every device gets its own rows.
 
-    Args:
-      read: `read(start, stop)` returns those rows, a tree of NumPy arrays; only called for the rows
-        of this process's devices.
-      rows: a multiple of the number of shards.
-      sharding: None for one device.
+    `read(start, stop)` returns those rows, a tree of NumPy arrays; it is only called for the rows
+    of this process's devices. `rows` is a multiple of the number of shards.
     """
     if sharding is None:
         return jax.tree.map(jnp.asarray, read(0, rows))
@@ -129,7 +117,7 @@ def place_rows(
     parts, tree = [], None
     for (start, stop), devices in _own_places(rows, sharding):
         tree = read(start, stop)
-        parts += [[jax.device_put(leaf, d) for leaf in jax.tree.leaves(tree)] for d in devices]
+        parts += [jax.device_put(jax.tree.leaves(tree), device) for device in devices]
     arrays = [
         jax.make_array_from_single_device_arrays(
             (rows, *shards[0].shape[1:]), sharding, list(shards)
@@ -143,10 +131,9 @@ def place_own(
     row_numbers: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree
 ) -> PyTree:
     """Returns arrays [rows, ...] from arrays of the rows `row_numbers` i64[n], see `own_rows`."""
-    position_of = {row: position for position, row in enumerate(row_numbers.tolist())}
 
     def read(start: int, stop: int) -> PyTree:
-        place = position_of[start]
+        place = int(np.searchsorted(row_numbers, start))
         return jax.tree.map(lambda leaf: leaf[place : place + stop - start], tree)
 
     return place_rows(read, rows, sharding)

@@ -7,7 +7,6 @@ device's memory nor the cost of a round depends on the number of clients.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,11 +23,7 @@ PyTree = Any
 PARTS = ("personal", "memory", "weighing")  # of the state, with a row for each client
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("state", "rows", "cohort", "trained"),
-    meta_fields=(),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PopulationState:
     """The state that a population's run carries between rounds and saves in its checkpoints.
@@ -79,9 +74,9 @@ AnyState = FederatedState | PopulationState
 def start_population(
     experiment: Experiment, start: Callable[[], FederatedState]
 ) -> Callable[[], AnyState]:
-    """Returns `start`, or a function that makes the first `PopulationState`.
+    """Returns `start`, or what makes the first `PopulationState` if rows are kept on the host.
 
-    In that case, if rows are kept on the host, `start` must make a state of one client.
+    In that case `start` makes a state of one client.
     """
     if not experiment.participation.on_host:
         return start
@@ -109,16 +104,12 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
         if adaptation.partition(":")[0] == ensemble.__name__:
             raise ConfigError(
                 f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
-                "the device, but those of this population are in the host's memory: leave it out, "
-                "or set population=device"
+                "the device: leave it out, or set population=device"
             )
 
 
 def population_note(start: Callable[[], AnyState]) -> str:
-    """Returns a message on the host's memory that the clients' rows take; "" without such rows.
-
-    `start` is what `start_population` returns.
-    """
+    """Returns a message on the host's memory that the clients' rows take; "" without such rows."""
     state = jax.eval_shape(start)
     if not isinstance(state, PopulationState):
         return ""
@@ -127,8 +118,3 @@ def population_note(start: Callable[[], AnyState]) -> str:
         f"the own parts of {len(state.trained):,} clients take {size / 2**20:,.3g} MB of the "
         f"host's memory and of each checkpoint; {len(state.cohort)} at a time are on the device"
     )
-
-
-def num_clients(state: AnyState) -> int:
-    """Returns the number of clients, K, or N of a population."""
-    return len(state.trained if isinstance(state, PopulationState) else state.weights)

@@ -1,27 +1,42 @@
-"""Keeps compiled programs, so that further runs with the same method and shapes compile nothing."""
+"""Keeps compiled programs, in this process and between runs.
 
+Further runs in one process with the same method and shapes compile nothing (`made_once`). Between
+runs, JAX's persistent cache keeps them (`keep_compiled`), on by default and safe to share. JAX
+names an entry by the program, the versions, XLA's options and the hardware, including the features
+of the CPU, so different machines can share a folder. JAX writes an entry in place: a reader may
+find it half written, and a killed run leaves it so. Here the size is limited, which makes JAX lock
+the folder, and entries that a killed run left half written are deleted.
+"""
+
+import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from filelock import FileLock
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 PyTree = Any
 _Made = TypeVar("_Made")
 _MOST = 64  # programs; the least recently used one is dropped
 _BY_VALUE = (str, bytes, int, float, type(None), np.dtype, jax.sharding.Sharding)
 _made: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+_SETTINGS = {
+    "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; JAX deletes the least recently used
+    "jax_persistent_cache_min_compile_time_secs": 0.1,  # programs that take less are compiled again
+}
 
 
 def made_once(key: tuple[Any, ...], make: Callable[[], _Made]) -> _Made:
     """Returns `make()`, or what it returned when it was called for an equal key.
 
-    Args:
-      key: all on which the result depends. Numbers, texts and tuples of them are compared by value,
-        functions, models and other objects by identity. So methods are the same only if they are
-        one object.
-      make: makes a program, or another function.
+    The key is all on which the result depends. Numbers, texts and tuples of them are compared by
+    value, functions, models and other objects by identity: methods are the same only if they are
+    one object.
     """
     place = _comparable(key)
     if place not in _made:
@@ -46,3 +61,46 @@ def form_of(tree: PyTree) -> tuple[Any, ...]:
     options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
     forms = ((leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) for leaf in leaves)
     return (options, structure, *forms)
+
+
+def keep_compiled(folder: str) -> None:
+    """Lets JAX look for compiled programs in a folder or bucket (`gs://...`), and keep more there.
+
+    JAX's own environment variables have priority: JAX_COMPILATION_CACHE_DIR, its limits, and
+    JAX_ENABLE_COMPILATION_CACHE=false, with which nothing is kept. A folder that cannot be written
+    is not used, with a warning; "" is none.
+    """
+    name = "jax_compilation_cache_dir"
+    if not jax.config.jax_enable_compilation_cache or name.upper() in os.environ:
+        return
+    place = folder or None
+    if "://" not in folder:  # a bucket's objects appear whole
+        for key, value in _SETTINGS.items():
+            if key.upper() not in os.environ:
+                jax.config.update(key, value)
+        try:
+            if place:
+                place = str(Path(place).expanduser())
+                _drop_torn(Path(place))
+        except (OSError, NotImplementedError) as error:  # not writable, or without locks
+            warnings.warn(
+                f"compiled programs are not kept in {place} ({error}): give another folder as "
+                "config.compilation_cache, or leave it empty",
+                stacklevel=2,
+            )
+            place = None
+    if jax.config.jax_compilation_cache_dir != place:
+        jax.config.update(name, place)
+        reset_cache()  # otherwise JAX keeps the folder that it opened first
+
+
+def _drop_torn(folder: Path) -> None:
+    """Deletes entries that a killed process left half written or half removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lockfile", timeout=60):  # JAX's own
+        names = set(os.listdir(folder))
+        for name in names:
+            # JAX writes -atime last, so only an entry that has both is complete.
+            for end, partner in (("-cache", "-atime"), ("-atime", "-cache")):
+                if name.endswith(end) and name.removesuffix(end) + partner not in names:
+                    (folder / name).unlink()

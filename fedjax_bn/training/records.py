@@ -1,18 +1,55 @@
 """Makes the records of a run: lines of metrics.jsonl, the selected round, the summary."""
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from fedjax_bn.arguments.errors import NotFiniteError, RiskError, WorkdirError
+from fedjax_bn.arguments.errors import NotFiniteError, RiskError
 from fedjax_bn.data.domain import scored_part
 from fedjax_bn.engine.extrapolation import check_risks
-from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import Record
 
+QUANTILES = {"min": 0, "q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9, "max": 1}
+_MOST_GROUPS = 20  # domains
 _FAR = 10.0  # times the median; clients that differ in their features stay below 3
+
+
+def by_client(
+    names: Sequence[str], values: Sequence[float], limit: int, mean: bool = True
+) -> dict[str, float | None]:
+    """Returns client -> its value (None if it is not finite), or a summary of many clients.
+
+    The summary of more than `limit` clients is {"mean", "min", "q10", ..., "max"} over those with a
+    value, and "DOMAIN/*" -> mean for each of at most 20 domains with several clients, whose names
+    are "DOMAIN/NUMBER". With `mean`, few clients have an entry "mean" too, their plain mean.
+    """
+    values = np.asarray(values, float)
+    finite = np.isfinite(values)
+    if len(names) <= limit:
+        with_value = zip(names, values.tolist(), finite, strict=True)
+        named = {name: value if usable else None for name, value, usable in with_value}
+        return named | ({"mean": float(values.mean())} if mean else {})
+
+    def mean_of(rows: np.ndarray) -> float | None:
+        return float(values[rows].mean()) if rows.any() else None
+
+    points = [None] * len(QUANTILES)
+    if finite.any():
+        points = np.quantile(values[finite], [*QUANTILES.values()]).tolist()
+    summary = {"mean": mean_of(finite)} | dict(zip(QUANTILES, points, strict=True))
+    domains = np.array([name.rpartition("/")[0] for name in names])
+    several = list(dict.fromkeys(filter(None, domains.tolist())))
+    if len(several) <= _MOST_GROUPS:
+        summary |= {f"{domain}/*": mean_of(finite & (domains == domain)) for domain in several}
+    return summary
+
+
+def some_of(count: int, limit: int) -> np.ndarray:
+    """Returns at most `limit` of the numbers 0..count-1, evenly spaced, both ends included."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(int))
 
 
 def round_record(
@@ -25,17 +62,9 @@ def round_record(
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
     Where the norms of the clients' updates are known, they are in `norm`, and `far_norms` has those
-    above ten times the median norm, as multiples of it; None for a norm that overflows.
-
-    With more than `limit` clients the line has a summary (`run.evaluation.groups`) and, if not all
-    took part, `clients`, the numbers of those that did.
-
-    Args:
-      names: of the K clients.
-      metrics: of the round, as a method's `round` returns them.
-      number: of the round, from 1.
-      seconds: how long it took.
-      limit: the configuration's `clients_named`.
+    above ten times the median norm, as multiples of it; None for a norm that overflows. With more
+    than `limit` clients the line has a summary (`by_client`) and, if not all took part, `clients`,
+    the numbers of those that did. `metrics` are those of a method's `round`.
     """
     record = {
         "round": number,
@@ -43,29 +72,27 @@ def round_record(
         "weights": by_client(names, metrics["weights"], limit, mean=False),
         "seconds": seconds,
     }
+    if "norm" in metrics:
+        norms = np.asarray(metrics["norm"], float)
+        record["norm"] = by_client(names, norms, limit, mean=False)
+        finite = norms[~np.isnan(norms)]
+        middle = float(np.median(finite)) if len(finite) > 2 else 0.0
+        if middle and (far := np.flatnonzero(norms > _FAR * middle)).size:
+            multiples = (norms[far] / middle).tolist()
+            # None, because JSON has no infinite numbers.
+            record["far_norms"] = {
+                names[k]: multiple if np.isfinite(multiple) else None
+                for k, multiple in zip(far, multiples, strict=True)
+            }
     # A client with a loss that is not finite took part only if its update is not finite either.
     took_part = np.isfinite(metrics["loss"]) | ~metrics["finite"]
-    if "norm" in metrics:
-        record["norm"] = by_client(names, metrics["norm"], limit, mean=False)
-        record |= _far_norms(names, np.asarray(metrics["norm"], float))
     if len(names) > limit and not took_part.all():
         record["clients"] = np.flatnonzero(took_part).tolist()
     if not metrics["finite"].all():
-        record["not_finite"] = [n for n, ok in zip(names, metrics["finite"], strict=True) if not ok]
+        record["not_finite"] = [names[k] for k in np.flatnonzero(~metrics["finite"])]
     if not metrics["server_finite"]:
         record["server_finite"] = False
     return record
-
-
-def _far_norms(names: list[str], norms: np.ndarray) -> Record:
-    """Returns {"far_norms": {client: multiple of the median norm}}; {} if all norms are near it."""
-    finite = norms[~np.isnan(norms)]
-    middle = float(np.median(finite)) if len(finite) > 2 else 0.0
-    far = np.flatnonzero(norms > _FAR * middle) if middle else []
-    times = {names[k]: float(norms[k] / middle) for k in far}
-    # None, because JSON has no infinite numbers.
-    multiples = {name: x if np.isfinite(x) else None for name, x in times.items()}
-    return {"far_norms": multiples} if multiples else {}
 
 
 def warnings_of(record: Record) -> list[str]:
@@ -81,12 +108,7 @@ def warnings_of(record: Record) -> list[str]:
 
 
 def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
-    """Returns bool[K], which clients have trained in at least one round, with a finite update.
-
-    Args:
-      records: of all rounds so far.
-      names: of the K clients.
-    """
+    """Returns bool[K], which clients have trained in some round so far, with a finite update."""
     number = {name: k for k, name in enumerate(names)}
     trained = np.zeros(len(names), bool)
     for record in records:
@@ -105,49 +127,38 @@ def require_usable(
 ) -> None:
     """Raises an error if the run cannot continue after a round.
 
-    Args:
-      record: of the round.
-      metrics: of the round, as a method's `round` returns them.
-      names: of the K clients.
-      on_nonfinite: the configuration's. With "drop", clients whose update is not finite are left
-        out if others remain, and so is a server's step that is not finite. With "stop", either
-        raises an error.
+    With `on_nonfinite` "drop", clients whose update is not finite are left out if others remain,
+    and so is a server's step that is not finite; with "stop", either raises an error.
 
     Raises:
       NotFiniteError: an update of a client or the server's step is not finite.
       RiskError: the rule cannot use a risk, or gave weights that are not finite.
     """
-    round, failed = f"round {record['round']}", ", ".join(record.get("not_finite", ()))
-    lower = f"{round}: the update of {failed} is not finite; lower "
+    round, failed, fault = f"round {record['round']}", record.get("not_finite", []), ""
     counts = np.isfinite(metrics["loss"]) & metrics["finite"]
-    if failed and not counts.any():
-        raise NotFiniteError(
-            f"{lower}optimizer.learning_rate or look at the data: no other client took part, so "
-            "the round has no update (on_nonfinite=drop leaves out some clients, not all)"
-        )
-    if failed and on_nonfinite == "stop":
-        raise NotFiniteError(
-            f"{lower}optimizer.learning_rate, look at that client's data, or set "
-            "on_nonfinite=drop to leave such clients out of a round's mean"
-        )
-    if "server_finite" in record and on_nonfinite == "stop":
-        raise NotFiniteError(
-            f"{round}: the server's step is not finite; lower its learning rate "
-            "(the method's key eta), or set on_nonfinite=drop to leave such steps out"
-        )
+    stop = on_nonfinite == "stop"
+    if failed and (stop or not counts.any()):
+        fault = f"the update of {', '.join(failed)} is not finite; lower optimizer.learning_rate, "
+        fault += "look at the data, or set on_nonfinite=drop to leave out some clients, not all"
+    elif stop and "server_finite" in record:
+        fault = "the server's step is not finite; lower its learning rate (the method's key eta), "
+        fault += "or set on_nonfinite=drop to leave such steps out"
+    if fault:
+        raise NotFiniteError(f"{round}: {fault}")
     if not np.isfinite(metrics["weights"]).all():
         try:
             check_risks(counts, metrics["risk"], names)
+            reason = "the weighing rule gave weights that are not finite"
         except ValueError as error:
-            raise RiskError(f"{round}: {error}") from error
-        raise RiskError(f"{round}: the weighing rule gave weights that are not finite")
+            reason = str(error)
+        raise RiskError(f"{round}: {reason}")
 
 
 def select_round(records: list[Record]) -> int:
     """Returns the evaluated round with the best mean validation accuracy, the first if several are.
 
-    `config.validate_with` chooses whose models are validated. Without a validation split, this is
-    the last evaluated round. Over Flower, some rounds may be evaluated without validation samples.
+    Without a validation split it is the last evaluated round. Over Flower, some rounds may be
+    evaluated without validation samples.
     """
     validated = [record for record in records if "validation" in record]
     if validated:
@@ -156,12 +167,7 @@ def select_round(records: list[Record]) -> int:
 
 
 def out_of_patience(records: list[Record], patience: int) -> bool:
-    """Returns whether the last round was evaluated, `patience` or more rounds after the best one.
-
-    Args:
-      records: of all rounds so far.
-      patience: `config.patience`; with 0 the result is False.
-    """
+    """Returns whether the last round was evaluated `patience` (0: never) rounds after the best."""
     if not patience or not records or "validation" not in records[-1]:
         return False
     return records[-1]["round"] - select_round(records) >= patience
@@ -173,16 +179,8 @@ def summarize(
     """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector.
 
     `rounds` counts the rounds that were made, fewer than planned if the run ran out of patience
-    (`stopped_early`). `seconds_per_round` is the median over all rounds, `samples_per_second` the
-    training samples of a round divided by that, and `compile_seconds` the time of the last start, 0
-    if no round was left. `tested_on` is the part of the samples that the accuracies are of, see
-    `data.domain.scored_part`.
-
-    Args:
-      experiment: the run's.
-      records: of all rounds, in order.
-      compile_seconds: how long the program of a round took to compile.
-      **entries: further entries, such as `traffic={...}`.
+    (`stopped_early`). `seconds_per_round` is the median over all rounds, and `tested_on` the part
+    of the samples that the accuracies are of. `compile_seconds` are 0 if no round was left.
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
@@ -213,12 +211,6 @@ def summarize(
 
 
 def _accuracies(record: Record) -> Record:
-    """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
-    if "accuracy" not in record:  # the line was edited
-        raise WorkdirError(
-            f"metrics.jsonl has no accuracies of round {record['round']}, which was evaluated: "
-            "move the workdir away and start again, or give another --workdir"
-        )
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
 
 

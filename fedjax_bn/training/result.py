@@ -64,12 +64,10 @@ class Result(NamedTuple):
     def predict(
         self, images: np.ndarray, client: str | None = None, adaptation: str | None = None
     ) -> np.ndarray:
-        """Returns probabilities f[N, C] of images [N, ...], in the form that training took.
-
-        They are f[N, H, W, C], of each pixel, if the task is segmentation.
+        """Returns probabilities f[N, C] of stored images [N, ...]; f[N, H, W, C] of their pixels.
 
         Args:
-          images: stored images; the method's preprocessing is applied.
+          images: in the form that training took; the method's preprocessing is applied.
           client: whose model predicts; None for the model that an unseen client receives.
           adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
             test (`FederatedMethod.statistics`), an unseen client by "running".
@@ -90,9 +88,7 @@ class Result(NamedTuple):
     ) -> np.ndarray:
         """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
 
-        Args:
-          images, client, adaptation: as in `predict`.
-          labels: whole numbers [N] from 0.
+        `labels` are whole numbers [N] from 0; all else is as in `predict`.
 
         Raises:
           ValueError: as in `predict`, or a label is outside the model's classes.

@@ -3,6 +3,9 @@
 On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
 have the number K, which no client has. Each device gets and holds only its own clients' rows.
 
+Streamed batches are read by `grain` in parallel and ahead. Those of a round are a pure function of
+its number, so a stopped run continues exactly.
+
 If the clients' own parts are in the host's memory (`population`), the device holds what the clients
 share and the rows of one cohort; padding rows repeat those of the population's last client. The
 batches of the next cohort are read while this one trains. Its rows are taken afterwards, because a
@@ -11,8 +14,9 @@ client may be in both cohorts. Each process has the rows of all clients.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +26,22 @@ from jax.sharding import Mesh
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
+from fedjax_bn.data.label_trees import stored
+from fedjax_bn.data.sampling import (
+    Draw,
+    client_rows,
+    label_forms,
+    point_to,
+    rows_of,
+    validation_batches,
+)
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
-from fedjax_bn.training.availability import Participation, draw_cohort
-from fedjax_bn.training.experiment import Experiment, LocalWork
+from fedjax_bn.training.availability import draw_cohort
+from fedjax_bn.training.experiment import Experiment, LocalWork, Participation
 from fedjax_bn.training.loop import Round
 from fedjax_bn.training.mesh import (
     clients_of,
@@ -44,11 +56,11 @@ from fedjax_bn.training.mesh import (
 from fedjax_bn.training.population import PARTS, AnyState, PopulationState
 from fedjax_bn.training.programs import form_of, made_once
 from fedjax_bn.training.records import Record, require_usable, round_record
-from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
 _PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # with padding rows, and without
+_THREADS = 8
 
 
 class Rounds(NamedTuple):
@@ -56,25 +68,18 @@ class Rounds(NamedTuple):
 
     Attributes:
       note: a message on where the data are, and why.
-      batches: the form of one client's batches, `jax.ShapeDtypeStruct`s [S, B, ...].
       compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
         and donates the state.
     """
 
     note: str
-    batches: Batches
     compile: Callable[[Any], Callable[[Any], tuple]]
 
 
 def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
-    """Returns `round(state) -> (state, record)`, the round that `training.loop.train` runs.
+    """Returns `round(state) -> (state, record)` of a `Rounds.compile`d round, for `loop.train`.
 
-    Args:
-      round: `round(state) -> (state, metrics)`, as `Rounds.compile` returns it.
-      experiment: the run's.
-
-    Raises:
-      NotFiniteError, RiskError: by the round, see `records.require_usable`.
+    It raises as `records.require_usable` does.
     """
     plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
 
@@ -109,11 +114,7 @@ class _Drawn(NamedTuple):
 class _Drawing(NamedTuple):
     """Draws the clients and the samples of a round; equal for all runs of the same sizes.
 
-    Attributes:
-      participation: who takes part, without the trace.
-      work: what a client does in a round.
-      smallest, longest: numbers of samples of the smallest and the largest client.
-      mesh: the devices; None for one.
+    `smallest` and `longest` are numbers of samples of a client; the trace is not in it.
     """
 
     participation: Participation
@@ -122,55 +123,63 @@ class _Drawing(NamedTuple):
     longest: int
     mesh: Mesh | None
 
-    def __call__(self, facts: "_Facts", keys: Any, number: jax.Array) -> _Drawn:
-        """Returns what is drawn for a round, a pure function of its number from 0."""
-        total = len(facts.sizes)
-        sample = self.work.sampler(self.smallest, self.longest)
-        participation = self.participation._replace(trace=facts.trace)
-        cohort = draw_cohort(participation, facts.sizes, keys.participation, number)
-        client = cohort.client
-        rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
+    def __call__(self, facts: tuple, keys: Any, number: jax.Array) -> _Drawn:
+        """Returns what is drawn for a round, a pure function of its number from 0.
+
+        `facts` are i32[K] training samples of the clients, and the trace or None.
+        """
+        sizes, trace = facts
+        participation = self.participation._replace(trace=trace)
+        client, participates = draw_cohort(participation, sizes, keys.participation, number)
+        rows = jnp.arange(len(sizes), dtype=jnp.int32) if client is None else client
         missing = padded(len(rows), self.mesh) - len(rows)
-        rows = jnp.pad(rows, (0, missing), constant_values=total)
+        rows = jnp.pad(rows, (0, missing), constant_values=len(sizes))
+        sample = self.work.sampler(self.smallest, self.longest)
         key = jax.random.fold_in(keys.data, number)
-        samples = sample(facts.sizes[rows], rows, self.longest, key)
+        samples = sample(sizes[rows], rows, self.longest, key)
         # Padding rows have no client, so none of their samples is valid.
-        samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
-        present = jax.tree.map(lambda leaf: jnp.pad(leaf, (0, missing)), cohort.entries())
+        samples = samples._replace(valid=samples.valid & (rows < len(sizes))[:, None, None])
+        present = {}
+        if participates is not None:
+            present["participates"] = jnp.pad(participates, (0, missing))
         return _Drawn(client, rows, samples, present)
 
 
-class _Facts(NamedTuple):
-    """What a drawing needs to know of the clients, as arguments of its program.
-
-    Attributes:
-      sizes: i32[K], their training samples.
-      trace: as `availability.read_trace` returns it; None for none.
-    """
-
-    sizes: jax.Array
-    trace: jax.Array | None
+def _drawing_of(experiment: Experiment) -> tuple[_Drawing, tuple]:
+    """Returns how the clients and samples of a run's rounds are drawn, and its facts."""
+    sizes, who = experiment.train_sizes(), experiment.participation
+    trace = None if who.trace is None else jnp.asarray(who.trace)
+    who = who._replace(trace=None)
+    drawing = _Drawing(who, experiment.work, min(sizes), max(sizes), experiment.mesh)
+    return drawing, (jnp.asarray(sizes, jnp.int32), trace)
 
 
-def drawing_of(experiment: Experiment) -> tuple[_Drawing, _Facts]:
-    """Returns how the clients and samples of a run's rounds are drawn, and of what."""
-    sizes = [len(domain.train.images) for domain in experiment.internal.domains]
-    participation = experiment.participation
-    trace = None if participation.trace is None else jnp.asarray(participation.trace)
-    participation = participation._replace(trace=None)
-    drawing = _Drawing(participation, experiment.work, min(sizes), max(sizes), experiment.mesh)
-    return drawing, _Facts(jnp.asarray(sizes, jnp.int32), trace)
+def _open_stream(
+    experiment: Experiment, keys: Any, state: AnyState
+) -> tuple[tuple[int, ...], np.ndarray, Callable[[int], _Drawn], Iterator[Batches]]:
+    """Returns [P, S, B] of the batches, the rows of this process, draws, and a stream of rows."""
+    drawing, facts = _drawing_of(experiment)
+    draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
+    # Of several rounds, because samples of the next one are read before all of this one are taken.
+    cached_draw, lock = lru_cache(4)(lambda number: jax.device_get(draw(number))), threading.Lock()
+
+    def drawn(number: int) -> _Drawn:
+        with lock:  # many threads ask, and each round is drawn once
+            return cached_draw(number)
+
+    shape = jax.eval_shape(draw, state.round).samples.index.shape
+    local = own_rows(shape[0], clients_of(experiment.mesh))
+    splits = [domain.train for domain in experiment.internal.domains]
+    first, rounds = int(state.round), experiment.plan.rounds
+    stream = stream_rounds(splits, lambda number: drawn(number)[1:3], first, rounds, local)
+    return shape, local, drawn, stream
 
 
 def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order. A population's data are always streamed.
-
-    Args:
-      experiment: the run's.
-      keys: the run's random keys, of which `data`, `method` and `participation` are used.
-      state: before the next round.
+    `state` is that before the next round.
 
     Raises:
       ConfigError: validation samples that training needs do not fit on the device.
@@ -178,69 +187,48 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     if isinstance(state, PopulationState):
         return _open_cohorts(experiment, keys, state)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
-    over, limit = clients_of(mesh), experiment.plan.device_megabytes
-    needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    (drawing, facts), validation_rows = drawing_of(experiment), {}
-    if validating_key := experiment.validates:
+    rows, over = padded(len(splits), mesh), clients_of(mesh)
+    drawing, facts = _drawing_of(experiment)
+    limit = experiment.plan.device_megabytes
+    validation_rows = {}
+    if experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
         if (validation_megabytes := _padded_megabytes(validation, mesh)) > limit:
             raise ConfigError(
-                f"{validating_key} keeps the clients' {validation_megabytes:.0f} MB of "
-                "validation samples on the device, more than "
-                f"config.data.device_megabytes={limit}: raise it, lower "
-                "config.data.validation, or leave that key out"
+                f"{experiment.validates} keeps the clients' {validation_megabytes:.0f} MB of "
+                f"validation samples on the device, more than config.data.device_megabytes={limit}:"
+                " raise it, lower config.data.validation, or leave that key out"
             )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
-        validation_rows = {"validation": place_rows(read, padded(len(splits), mesh), over)}
+        validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)
-    program = partial(_compile_round, experiment.method, drawing, mesh)
-    if needed <= limit:
-        read = partial(client_rows, splits, max(len(split.images) for split in splits))
-        data = place_rows(read, padded(len(splits), mesh), over)
-
-        def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
-            run = program(True, state, data, validation_rows, common)
-            return lambda state: run(state, data, validation_rows, common)
-
+    needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
+    resident = needed <= limit
+    if resident:
+        data = place_rows(partial(client_rows, splits, drawing.longest), rows, over)
+        batches = repeat(data)
         note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
-        like = jax.eval_shape(
-            lambda data: _gathered(drawing(facts, keys, state.round), data, mesh), data
+    else:
+        shape, local, _, stream = _open_stream(experiment, keys, state)
+        batches = map(partial(place_own, local, shape[0], over), stream)
+        note = (
+            f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
+            f"data.device_megabytes={limit}; a round's batches take "
+            f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
         )
-        return Rounds(note, jax.tree.map(_one_row, like | validation_rows), compile)
 
-    # `[1:3]` are `rows` and `samples`.
-    draw = made_once(("draw", drawing), lambda: jax.jit(drawing.__call__))
-
-    def drawn_rows(number: int) -> tuple[jax.Array, Draw]:
-        return draw(facts, keys, number)[1:3]
-
-    shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
-    rows = own_rows(shape[0], over)
-    stream = stream_rounds(splits, drawn_rows, int(state.round), experiment.plan.rounds, rows)
-    batches = map(partial(place_own, rows, shape[0], over), stream)
-
-    def compile_streamed(state: FederatedState) -> Callable[[FederatedState], tuple]:
-        first_batches = next(batches, None)
-        if first_batches is None:  # the last round is done
+    def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
+        waiting = [data for data in [next(batches, None)] if data is not None]
+        if not waiting:  # the last round is done
             return lambda state: (state, {})
-        run = program(False, state, first_batches, validation_rows, common)
-        waiting = [first_batches]
+        arguments = state, waiting[0], validation_rows, common
+        run = _compile_round(experiment.method, drawing, mesh, resident, *arguments)
+        # Popped, so that the first batches do not stay on the device.
         return lambda state: run(
             state, waiting.pop() if waiting else next(batches), validation_rows, common
         )
 
-    note = (
-        f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
-        f"data.device_megabytes={limit}; a round's batches take "
-        f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
-    )
-    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, validation_rows)
-    return Rounds(note, like, compile_streamed)
-
-
-def _one_row(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the form of an array without its leading axis."""
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return Rounds(note, compile)
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
@@ -258,9 +246,8 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
 
 def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
     """Returns the batches of a round from data of all clients on the device."""
-    return point_to(
-        data if drawn.client is None else _rows_on(data, drawn.rows, mesh), drawn.samples
-    )
+    rows = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
+    return point_to(rows, drawn.samples)
 
 
 def _compile_round(
@@ -268,11 +255,9 @@ def _compile_round(
 ) -> Callable[..., tuple]:
     """Compiles drawing, look-up, augmentation and a round as one program.
 
-    Args:
-      method, drawing, mesh: of the run.
-      resident: whether `data` has all samples of all clients, or the batches of the next round.
-      *arguments: of the program: state, data, what each client keeps for its training, and facts
-        and keys. These are arguments, so that runs with other seeds use the same program.
+    `arguments` are state, data (all samples if `resident`, else the batches of the next round),
+    what each client keeps for its training, and facts and keys, so that runs with other seeds use
+    it too.
     """
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
@@ -281,7 +266,7 @@ def _compile_round(
         batches = (_gathered(drawn, data, mesh) if resident else data) | drawn.present
         if drawn.client is None:
             return method.round(state, batches | validation_rows, keys.method)
-        num_clients = len(facts.sizes)
+        num_clients = len(facts[0])
         batches |= _rows_on(validation_rows, drawn.rows, mesh)
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
@@ -299,17 +284,16 @@ def _compile_round(
     return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
 
 
+def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the names of the metrics of single clients, with the values of absent clients."""
+    return [(name, value) for name, value in _ABSENT.items() if name in metrics]
+
+
 def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> Rounds:
     """Returns the rounds of a population whose clients' own parts are on the host."""
     domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
-    splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
-    drawing, facts = drawing_of(experiment)
-    draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
-    cached_draw = lru_cache(4)(lambda number: jax.device_get(draw(number)))
-
-    def drawn(number: int) -> _Drawn:
-        with lock:  # many threads ask, and each round is drawn once
-            return cached_draw(number)
+    splits, num_clients = [domain.train for domain in domains], len(domains)
+    _, local, drawn, streamed = _open_stream(experiment, keys, state)
 
     def validation(client: np.ndarray) -> Batches:
         """Returns {"validation": samples of some clients} if training needs them, else {}."""
@@ -318,12 +302,6 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
         longest = max(len(domain.validation.images) for domain in domains)
         chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
         return {"validation": validation_batches(chosen, size, longest=longest)}
-
-    shape = jax.eval_shape(draw, state.round).samples.index.shape
-    local, rounds_done = own_rows(shape[0], over), int(state.round)
-    streamed = stream_rounds(
-        splits, lambda n: drawn(n)[1:3], rounds_done, experiment.plan.rounds, local
-    )
 
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
         """Returns the next round as `round(state) -> (state, metrics [N])`."""
@@ -343,23 +321,20 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
             rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
             return client, (state.state, rows, batches, key)
 
-        arguments = inputs(state, waiting)[1]
+        arguments, sizes = inputs(state, waiting)[1], (num_clients, len(state.cohort))
 
-        def compiled(*arguments: Any) -> Callable[..., tuple]:
+        def compiled() -> Callable[..., tuple]:
             copies = copies_on(mesh)
             by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
             program = jax.jit(
-                partial(cohort_round, experiment.method, num_clients, len(state.cohort)),
+                partial(cohort_round, experiment.method, *sizes),
                 donate_argnums=(0, 1),
                 out_shardings=None if mesh is None else (copies, by_row, copies),
             )
             return compile_quickly(program.lower(*arguments))
 
-        sizes = num_clients, len(state.cohort)
-        program = made_once(
-            ("cohort", experiment.method.round, mesh, sizes, form_of(arguments)),
-            partial(compiled, *arguments),
-        )
+        parts_of_key = experiment.method.round, mesh, sizes, form_of(arguments)
+        program = made_once(("cohort", *parts_of_key), compiled)
 
         def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             nonlocal waiting
@@ -379,9 +354,8 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
 
         return round
 
-    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, validation(np.arange(1)))
     note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
-    return Rounds(note, like, compile)
+    return Rounds(note, compile)
 
 
 def cohort_round(
@@ -395,10 +369,8 @@ def cohort_round(
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
     """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
 
-    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], with
-    padding rows.
+    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], padded.
     """
-    before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)
@@ -407,19 +379,77 @@ def cohort_round(
     counted = weights.sum() > 0
     mean = unseen_personal(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
     mean = jax.tree.map(
-        lambda mean_leaf, before_leaf: jnp.where(counted, mean_leaf, before_leaf[0])[None],
+        lambda mean_leaf, before: jnp.where(counted, mean_leaf, before[0])[None],
         mean,
-        before,
+        state.personal,
     )
     rows = {part: getattr(after, part) for part in PARTS}
-    next_state = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
-    return (
-        next_state,
-        rows,
-        {n: x for n, x in metrics.items() if n in _ABSENT or n == "server_finite"},
-    )
+    after = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return after, rows, {n: x for n, x in metrics.items() if n in (*_ABSENT, "server_finite")}
 
 
-def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the names of the metrics of single clients, with the values of absent clients."""
-    return [(name, value) for name, value in _ABSENT.items() if name in metrics]
+def megabytes(splits: Sequence[Split]) -> float:
+    """Returns the megabytes of the samples of all splits; a shared split is counted once."""
+    return sum(split.images.nbytes for split in {id(s): s for s in splits}.values()) / 2**20
+
+
+def stream_rounds(
+    splits: Sequence[Split],
+    draw: Callable[[int], tuple[jax.Array, Draw]],
+    start_round: int,
+    rounds: int,
+    row_numbers: Sequence[int] | None = None,
+) -> Iterator[Batches]:
+    """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays.
+
+    The samples and their order are the same as for data on the device. While a round trains, the
+    next one is read.
+
+    Args:
+      splits: training samples of the K clients.
+      draw: `draw(round) -> (client i32[C], Draw)` chooses samples and their clients; called often.
+      start_round: rounds already done.
+      rounds: of the whole run.
+      row_numbers: which of the C rows to read; by default all.
+
+    Yields:
+      {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
+      "size": i32[C]}. A row whose number is not that of a client is empty.
+    """
+    import grain  # takes a second, and most runs do not stream
+
+    drawn_rows, steps, batch_size = draw(start_round)[1].index.shape
+    row_numbers = np.arange(drawn_rows) if row_numbers is None else np.asarray(row_numbers)
+    count = len(row_numbers) * steps  # batches of a round
+    sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
+    images, place = splits[0].images, (batch_size,)
+    labels = jax.tree.map(lambda f: np.zeros(f.shape, f.dtype), label_forms(splits[0], place))
+    nothing = {"image": np.zeros((*place, *images.shape[1:]), images.dtype), "label": labels}
+
+    def read(place: int) -> Batches:
+        number, position = divmod(place, count)
+        row, step = row_numbers[position // steps], position % steps
+        client, samples = draw(number)
+        index, valid = samples.index[row, step], np.asarray(samples.valid[row, step])
+        if client[row] >= len(splits):
+            return nothing | {"valid": valid}
+        split, index = splits[client[row]], np.where(valid, index, 0)
+
+        def labels_of(leaf: np.ndarray) -> np.ndarray:
+            """Returns the labels of the batch, with zeros where `valid` bool[B] is False."""
+            rows = leaf[index]
+            mask = valid.reshape(-1, *(1,) * (rows.ndim - 1))
+            return np.where(mask, rows, 0).astype(stored(leaf))
+
+        labels = jax.tree.map(labels_of, split.labels)
+        return {"image": np.asarray(split.images[index]), "label": labels, "valid": valid}
+
+    numbers = grain.MapDataset.range(start_round * count, rounds * count).map(read).batch(count)
+    ahead = max(2 * count, _THREADS)
+    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=ahead)
+    for number, batches in enumerate(numbers.to_iter_dataset(options), start_round):
+        batches = jax.tree.map(
+            lambda leaf: leaf.reshape(len(row_numbers), steps, *leaf.shape[1:]), batches
+        )
+        rows = np.minimum(draw(number)[0], len(splits))[row_numbers]
+        yield batches | {"size": sizes[rows]}

@@ -18,7 +18,7 @@ from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
-from fedjax_bn.data.domain import Dataset
+from fedjax_bn.data.domain import Dataset, Split
 from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import for_one_run, on_cpu
 from fedjax_bn.engine.batches import Batches
@@ -30,7 +30,7 @@ from fedjax_bn.sharing import Variables, describe, join, split_like
 from fedjax_bn.training.evaluation.evaluate import trace_adaptations
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
-from fedjax_bn.training.population import AnyState, num_clients
+from fedjax_bn.training.population import AnyState, PopulationState
 from fedjax_bn.training.programs import form_of, made_once
 
 _Form = jax.ShapeDtypeStruct
@@ -60,17 +60,13 @@ def make_start(
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round.
 
-    Args:
-      experiment: the run's.
-      keys: its random keys.
-      fixed: the model's collections, with None for leaves that start at random; None if all do.
-      rows: of the state; by default one per client, or a single one if rows are on the host.
-      clients: number of clients in the server's part; by default the experiment's.
+    `fixed` has the model's collections, with None for leaves that start at random; None if all do.
+    `rows` are those of the state: by default one per client, or a single one if rows are on the
+    host. `clients` are those of the server's part, by default the experiment's.
     """
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if experiment.participation.on_host else clients)
-
-    method, model = experiment.method, experiment.model
+    method, model, mesh = experiment.method, experiment.model, experiment.mesh
     images = sample_input(experiment.internal, experiment.prepare, 2)
 
     def begin(keys: Keys, fixed: Variables | None) -> FederatedState:
@@ -80,12 +76,10 @@ def make_start(
         full_state = method.init(keys.method, variables, clients)
         if rows == clients:
             return full_state
-        # XLA removes the rows of `whole` from the compiled program, because nothing reads them.
+        # XLA removes the rows of `full_state` from the program, because nothing reads them.
         state = method.init(keys.method, variables, rows)._replace(server=full_state.server)
         client_rows = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
         return state._replace(personal=client_rows[0], memory=client_rows[1])
-
-    mesh = experiment.mesh
 
     def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
         if mesh is None:
@@ -115,18 +109,12 @@ def check_shapes(
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         rows = state.weights.shape[0]
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-        with suppress(AttributeError, ValueError, OSError):  # no POSIX system
-            limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        # On CPU all devices share one machine's memory, which `limit` already counts whole.
-        memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
+        size, memory = _bytes_of(state), _memory(experiment)
         if size > memory:
             raise ConfigError(
                 f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
                 f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
-                "smaller model or fewer clients, or, where clients_per_round are not all, "
-                "population=host"
+                "smaller model, fewer clients, or clients_per_round with population=host"
             )
         personal = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
@@ -145,34 +133,44 @@ def check_shapes(
     trace_adaptations(experiment, state)
 
 
+def _bytes_of(state: FederatedState) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def _memory(experiment: Experiment) -> float:
+    """Returns the bytes of all devices of a run; infinity if the system does not say."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    with suppress(AttributeError, ValueError, OSError):  # no POSIX system
+        limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # On CPU all devices share one machine's memory, which `limit` already counts whole.
+    return (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
+
+
 def batches_of_one(experiment: Experiment) -> Batches:
     """Returns the shapes of what one client trains on in a round, see `engine.batches`."""
-    domains = experiment.internal.domains
-    longest = max(len(domain.train.images) for domain in domains)
-    draw = experiment.sampler()
+    domains, sizes = experiment.internal.domains, experiment.train_sizes()
+    draw = experiment.work.sampler(min(sizes), max(sizes))
     one_client, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
     drawn = jax.eval_shape(
-        lambda sizes, who, key: draw(sizes, who, longest, key), one_client, one_client, key
+        lambda size, who, key: draw(size, who, max(sizes), key), one_client, one_client, key
     )
+
+    def forms(split: Split, place: tuple[int, ...]) -> Batches:
+        return {"label": label_forms(split, place), "valid": _Form(place, bool)}
+
     place, images = drawn.index.shape[1:], domains[0].train.images
-    batches = {
+    batches = forms(domains[0].train, place) | {
         "image": _Form(place, jnp.int32),
-        "label": label_forms(domains[0].train, place),
-        "valid": _Form(place, bool),
         "size": _Form((), jnp.int32),
         "client": _Form((), jnp.int32),
-        "source": _Form((longest, *images.shape[1:]), images.dtype),
+        "source": _Form((max(sizes), *images.shape[1:]), images.dtype),
     }
     if experiment.validates:  # in the form of `sampling.validation_batches`
-        splits = [domain.validation for domain in domains]
-        longest = max(len(split.images) for split in splits)
+        longest = max(len(domain.validation.images) for domain in domains)
         size = min(experiment.evaluation.batch_size, longest)
         place = (math.ceil(longest / size), size)
-        batches["validation"] = {
-            "image": _Form((*place, *images.shape[1:]), images.dtype),
-            "label": label_forms(splits[0], place),
-            "valid": _Form(place, bool),
-        }
+        image = {"image": _Form((*place, *images.shape[1:]), images.dtype)}
+        batches["validation"] = forms(domains[0].validation, place) | image
     return batches
 
 
@@ -188,18 +186,14 @@ def data_hash(experiment: Experiment) -> str:
 def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:
     """Returns a table of shared, personal and frozen leaves, with counts and bytes of one client.
 
-    Args:
-      experiment: the run's.
-      state: before the next round.
-      modules: whether the table has a line for each module, or only sums.
+    Without `modules` it has only sums, else a line for each module.
     """
     client_form = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
     variables = join(state.shared, client_form)
     mask = jax.tree.map(lambda leaf, shared_leaf: shared_leaf is not None, variables, state.shared)
-    plan = experiment.plan
-    return f"{plan.method} on {plan.model}, {num_clients(state):,} clients\n" + (
-        describe(variables, mask, modules, state.frozen)
-    )
+    count = len(state.trained if isinstance(state, PopulationState) else state.weights)
+    title = f"{experiment.plan.method} on {experiment.plan.model}, {count:,} clients"
+    return f"{title}\n{describe(variables, mask, modules, state.frozen)}"
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> Variables:

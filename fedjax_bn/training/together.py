@@ -33,49 +33,34 @@ _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 def join(distributed: bool | None, timeout: int = 300) -> None:
     """Connects this process with the others of its run, before any other call of JAX.
 
-    Args:
-      distributed: the flag. True: connect. False: train alone, whatever started it. None: train
-        alone, but raise if a launcher has started several processes, which would share a workdir.
-      timeout: seconds to wait for the others.
+    With `distributed` False it trains alone, whatever started it; with None too, but several
+    processes of a launcher, which would share a workdir, are refused. `timeout` is in seconds.
 
     Raises:
       ConfigError: a variable is missing, or JAX cannot connect the processes.
     """
-    if distributed:
-        _connect(timeout)
-    elif distributed is None:
-        environment = os.environ
-        variables = [
-            f"{name}={environment[name]}" for name in _TASKS if environment.get(name, "1") != "1"
-        ]
-        variables += [f"{name}={environment[name]}" for name in _VARIABLES if name in environment]
-        if variables:
-            raise ConfigError(
-                f"this is one of several processes ({', '.join(variables)}): give --distributed to "
-                "train together, or --nodistributed if each has a workdir of its own"
-            )
-
-
-def _connect(timeout: int) -> None:
-    """Calls `jax.distributed.initialize` with the three variables, or lets JAX find a launcher."""
     place = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
-    if place and len(place) < len(_VARIABLES):
+    tasks = {name: os.environ[name] for name in _TASKS if os.environ.get(name, "1") != "1"}
+    if distributed is None and (launched := tasks | place):
+        variables = ", ".join(f"{name}={value}" for name, value in launched.items())
         raise ConfigError(
-            f"{' and '.join(place)} is set, but not all of {', '.join(_VARIABLES)}: set all three, "
-            "the first to HOST:PORT of process 0, or none where JAX knows the launcher"
+            f"this is one of several processes ({variables}): give --distributed to "
+            "train together, or --nodistributed if each has a workdir of its own"
         )
+    if not distributed:
+        return
     options: dict[str, Any] = {"initialization_timeout": timeout}
-    if place:
-        address, count, number = place.values()
-        options |= {"coordinator_address": address, "num_processes": int(count)}
-        options["process_id"] = int(number)
-        # Otherwise JAX asks Kubernetes for what the variables already set.
-        options["cluster_detection_method"] = "deactivate"
     try:
+        if place:
+            options["coordinator_address"] = os.environ[_VARIABLES[0]]
+            options["num_processes"] = int(os.environ[_VARIABLES[1]])
+            options["process_id"] = int(os.environ[_VARIABLES[2]])
+            # Otherwise JAX asks Kubernetes for what the variables already set.
+            options["cluster_detection_method"] = "deactivate"
         jax.distributed.initialize(**options)
-    except (ValueError, RuntimeError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--distributed: JAX cannot connect the processes ({error}): set "
+            f"--distributed: JAX cannot connect the processes ({error}): set all of "
             f"{', '.join(_VARIABLES)}, as launch/local.sh does, start all processes, or leave "
             "--distributed out to train alone"
         ) from error
@@ -103,12 +88,9 @@ def number() -> str:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Calls a function in process 0 and returns its result in all processes.
+    """Calls a function in process 0 and returns its result, which JSON can hold, in all processes.
 
     All processes must call it, in the same order, outside of other threads.
-
-    Args:
-      act: must return a value that JSON can hold.
 
     Raises:
       UserError: as `act`, in all processes.
@@ -148,14 +130,7 @@ def any_asked(stop: bool) -> bool:
 
 
 def require_same(name: str, value: Any) -> None:
-    """Raises ConfigError in all processes if one has another value than process 0.
-
-    All processes must call it, in the same order.
-
-    Args:
-      name: the value's name in the error.
-      value: anything that JSON can hold.
-    """
+    """Raises ConfigError in all processes, which all call it, if a value of theirs differs."""
     if not _several():
         return
     # Digests all have the same size, which a collective needs.
@@ -169,10 +144,7 @@ def require_same(name: str, value: Any) -> None:
 
 
 def leave(status: int) -> None:
-    """Ends this process after a fault if it is one of several, else does nothing.
-
-    A normal exit would let `jax.distributed` wait for the processes that wait for this one.
-    """
+    """Ends this process after a fault if it is one of several: others wait for it at an exit."""
     if _several():
         sys.stdout.flush()
         sys.stderr.flush()

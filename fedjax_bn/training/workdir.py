@@ -45,10 +45,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers see all of it or nothing, also after a kill or a power cut.
 
     Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free, and
-    a file of that name that a kill left is overwritten.
-
-    Raises:
-      WorkdirError: the disk is full, or the folder cannot be written to; no part of the file stays.
+    a file of that name that a kill left is overwritten. WorkdirError: no part of the file stays.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
@@ -83,11 +80,7 @@ def write_picture(path: Path, draw: Callable[[], bytes]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file's content, or a folder's names.
-
-    Raises:
-      WorkdirError: the system cannot write it to the disk.
-    """
+    """Waits until the disk has a file's content, or a folder's names."""
     with faults_named(path):
         number = os.open(path, os.O_RDONLY)
         try:
@@ -102,30 +95,22 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a JSON file of a run.
-
-    Args:
-      path: of the file.
-      needs: keys that it must have.
+    """Reads a JSON file of a run, which must have the keys that it `needs`.
 
     Raises:
-      WorkdirError: the file is missing or damaged, it has no object with these keys, or another
-        version of this library wrote it.
+      WorkdirError: the file is missing or damaged, lacks a key, or is of another version.
     """
     try:
-        content = json.loads(path.read_text("utf-8-sig"))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
+        content = dict(json.loads(path.read_text("utf-8-sig")))
         if missing := [key for key in needs if key not in content]:
             raise ValueError(f"it has no {missing[0]!r}")
-    except (OSError, ValueError, RecursionError) as error:
+        version = content.get("versions", {}).get("fedjax_bn", __version__)
+    except (OSError, ValueError, TypeError, RecursionError, AttributeError) as error:
         raise WorkdirError(
             f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move that folder "
             "away or give another --workdir"
         ) from error
-    versions = content.get("versions")
-    version = versions.get("fedjax_bn") if isinstance(versions, dict) else None
-    if version not in (None, __version__):
+    if version != __version__:
         raise WorkdirError(
             f"{path} was written by version {version} of fedjax_bn, and this is {__version__}: use "
             "that version, or give another --workdir"
@@ -134,11 +119,7 @@ def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz that a report shows.
-
-    Raises:
-      WorkdirError: the file is damaged.
-    """
+    """Reads the arrays of an .npz that a report shows; WorkdirError if it is damaged."""
     try:
         return read_npz(path, names_in_npz(path))
     except (OSError, ValueError) as error:
@@ -154,11 +135,7 @@ def not_readable(path: Path, error: Exception) -> WorkdirError:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Appends one JSON line; `sync` waits until the disk has it.
-
-    Raises:
-      WorkdirError: the line could not be written; no part of it stays.
-    """
+    """Appends one JSON line, or no part of it; `sync` waits until the disk has it."""
     data = (json.dumps(record) + "\n").encode()
     with faults_named(path), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -177,42 +154,34 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
     Raises:
       WorkdirError: lines of those rounds are missing.
     """
-    records = {record["round"]: record for record in reversed(_whole_lines(path))}
-    for number in range(1, rounds + 1):
-        if number not in records:
-            raise WorkdirError(
-                f"{path} has no line of round {number} of the {rounds} that the checkpoint has: "
-                f"move {path.parent} away and start again, or give another --workdir"
-            )
+    records = _records(path)
+    if missing := [number for number in range(1, rounds + 1) if number not in records]:
+        raise WorkdirError(
+            f"{path} has no line of round {missing[0]} of the {rounds} that the checkpoint has: "
+            f"move {path.parent} away and start again, or give another --workdir"
+        )
     return [records[number] for number in range(1, rounds + 1)]
 
 
 def rounds_recorded(path: Path) -> int:
     """Returns how many rounds have lines, from round 1 to the first gap."""
-    numbers = {record["round"] for record in _whole_lines(path)}
-    return next(n for n in range(len(numbers) + 1) if n + 1 not in numbers)
+    records = _records(path)
+    return next(number for number in range(len(records) + 1) if number + 1 not in records)
 
 
 def keep_lines(path: Path, records: list[dict[str, Any]]) -> None:
     """Rewrites a file of lines if its lines differ from these records."""
-    lines = [json.dumps(record).encode() for record in records]
-    if path.exists() and _lines_of(path) != lines:
-        write_atomically(path, b"".join(line + b"\n" for line in lines))
+    content = "".join(json.dumps(record) + "\n" for record in records)
+    if path.exists() and path.read_bytes() != content.encode():
+        write_atomically(path, content)
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of rounds, in the order of their lines."""
-    records = []
-    for line in _lines_of(path):
-        with suppress(ValueError, RecursionError):  # a power cut may leave a part of a line
+def _records(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns round -> its record, by the first of its lines."""
+    records: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        # A power cut may leave a part of a line.
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
             record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("round"), int):
-                records.append(record)
+            records.setdefault(int(record["round"]), record)
     return records
-
-
-def _lines_of(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise WorkdirError(f"cannot read {path} ({error.strerror}): move it away") from error

@@ -174,7 +174,7 @@ def train_all(
     import jax
 
     from fedjax_bn.run import train
-    from fedjax_bn.training.compilation_cache import keep_compiled
+    from fedjax_bn.training.programs import keep_compiled
 
     folders: set[str] = set()
     for label, entry in rows.items():

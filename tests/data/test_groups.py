@@ -10,8 +10,7 @@ from fedjax_bn.run.train import prepare
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.data_plots import data_facts
 from fedjax_bn.training.evaluation.evaluate import clients_tested, evaluator
-from fedjax_bn.training.evaluation.groups import QUANTILES, by_client, some_of
-from fedjax_bn.training.records import have_trained, round_record
+from fedjax_bn.training.records import QUANTILES, by_client, have_trained, round_record, some_of
 
 NAMES = [f"{domain}/{k}" for domain in ("north", "south") for k in range(60)]
 

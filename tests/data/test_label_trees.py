@@ -22,7 +22,7 @@ from fedjax_bn.data.sampling import (
 )
 from fedjax_bn.engine.batches import blank_padding, check_batches
 from fedjax_bn.training.evaluation.scoring import SplitBatches
-from fedjax_bn.training.stream import stream_rounds
+from fedjax_bn.training.rounds import stream_rounds
 
 
 def equal(one, other) -> bool:

@@ -18,12 +18,11 @@ from cohorts import KEY
 from collectives import collectives, over_rows
 from federations import ON_MAPS, MapNet, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn.engine.devices import on_each_device
-from fedjax_bn.state import client_variables, put_rows, take_rows
+from fedjax_bn.state import client_variables
 from method_table import METHODS
 
 DEVICES = np.array(jax.devices())
 OVER_CLIENTS, OVER_BATCH = Mesh(DEVICES, ("clients",)), Mesh(DEVICES[None], ("clients", "batch"))
-SIZES = (9, 4, 6)
 
 
 def by_roots(sizes, risks):
@@ -99,15 +98,6 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn, by risks", "scaffold", "csac"])
-def test_clients_need_not_go_out_even(x64, name):
-    """Three clients on two devices: a row of padding counts nowhere."""
-    batches = batches_for(SIZES)
-    spread = after(name, batches, OVER_CLIENTS, rounds=2)
-    assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["fedcd", "fedbn", "fedig", "perfedavg"],
@@ -117,30 +107,6 @@ def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     batches = batches_for((5, 3), batch=3)
     split = after(name, batches, OVER_BATCH)
     assert_close(split, after(name, batches), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("groups", "read"),
-    [
-        ("replica_groups={}, channel_id=1", {(0, 1, 2, 3)}),
-        ("replica_groups={{0,2},{1,3}}, channel_id=1", {(0, 2), (1, 3)}),
-        ("source_target_pairs={{0,1},{2,3}}", {(0, 1), (2, 3)}),
-        ("replica_groups=[2,2]<=[4], dimensions={0}", {(0, 1), (2, 3)}),
-        ("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}", {(0, 2), (1, 3)}),
-        ("replica_groups=mesh['a'=4] {'a'}, channel_id=1", {(0, 1, 2, 3)}),
-        ("replica_groups=mesh['a'=2,'b'=2] {'a'}, to_apply=%add", {(0, 2), (1, 3)}),
-        (
-            "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, to_apply=%add",
-            {(0, 1), (2, 3)},
-        ),
-    ],
-)
-def test_the_devices_of_a_collective_are_read(groups, read):
-    form = "(f32[], /*index=1*/f32[2,5]{1,0:T(8,128)S(1)})"
-    text = f"  %x.1 = {form} all-reduce-start(%y, %z), {groups}\n  %v = f32[2] add(%y, %z)"
-    (found,) = collectives(text, devices=4)
-    assert (found.kind, found.numbers, set(found.groups)) == ("all-reduce", 11, read)
-    assert over_rows([found], row=2) == [found] * (read != {(0, 1), (2, 3)})
 
 
 def test_rows_of_all_dtypes_meet_in_one_reduction_and_keep_their_values():
@@ -161,26 +127,6 @@ def test_rows_of_all_dtypes_meet_in_one_reduction_and_keep_their_values():
     jax.tree.map(np.testing.assert_array_equal, found, rows)
     assert {name: x.dtype for name, x in found.items()} == {n: x.dtype for n, x in rows.items()}
     assert [one.kind for one in collectives(met.as_text(), devices=2)] == ["all-reduce"]
-
-
-@pytest.mark.slow
-def test_a_cohort_on_a_mesh_is_that_of_one_device(x64):
-    """Three of four clients on two devices."""
-    client, states = jnp.asarray([3, 0, 2], jnp.int32), []
-    batches = batches_of(SIZES, epochs=2) | {"client": client}
-    batches |= {"population": jnp.asarray(4, jnp.int32)}
-    for mesh in (None, OVER_CLIENTS):
-        method = method_of("scaffold", mesh)
-        state = start(method, 4)
-        cohort, _ = method.round(take_rows(state, client), batches, KEY)
-        states.append(put_rows(state, cohort, client))
-    assert_close(states[1], states[0], rtol=1e-10, atol=1e-12)
-
-
-def test_a_mesh_made_by_jax_is_taken_and_one_without_clients_refused():
-    method_of("fedavg", jax.make_mesh((2,), ("clients",)))
-    with pytest.raises(ValueError, match="make_mesh"):
-        method_of("fedavg", Mesh(DEVICES, ("x",)))
 
 
 # Large enough that XLA exchanges parts of maps between all devices, not a client's own alone.

@@ -33,7 +33,7 @@ from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, re
 from fedjax_bn.flower.server import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
 from fedjax_bn.state import FederatedState, ServerState, Upload
-from fedjax_bn.training.availability import Participation
+from fedjax_bn.training.experiment import Participation
 from fedjax_bn.training.records import out_of_patience, select_round
 from flower_grid import LocalGrid
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import runs
-from fedjax_bn.training.evaluation.groups import by_client
+from fedjax_bn.training.records import by_client
 from fedjax_bn.training.workdir import read_json
 from finished_folders import counted, finished
 from pages import Page, page_of

@@ -2,33 +2,25 @@
 
 import csv
 import json
-from types import SimpleNamespace
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy.special import softmax
 from sklearn import metrics
 
-import norm_nets as nets
 import runs
-from fedjax_bn import methods
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.engine.images import standardize
-from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.data.domain import Split
 from fedjax_bn.report.intervals import (
     difference_of_parts,
-    mean_of_parts,
     over_seeds,
     welch,
 )
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.task import accuracy, classification, confusion
-from fedjax_bn.training.callbacks.client_logs import _distances, log_batch_norms, read_distances
+from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.answers import (
     Answers,
     Kept,
@@ -36,8 +28,6 @@ from fedjax_bn.training.evaluation.answers import (
     read_answers,
     write_answers,
 )
-from fedjax_bn.training.evaluation.evaluate import _in_split_order
-from fedjax_bn.training.evaluation.scoring import in_order
 
 
 def some_answers(classes, count=60, seed=0):
@@ -86,11 +76,9 @@ def test_public_scores_are_those_of_scikit_learn():
 @pytest.mark.parametrize(
     ("outputs", "labels", "said"),
     [
-        (np.zeros((2, 3)), np.eye(3)[:2], r"labels \[2, 3\]; .*one-hot labels: labels.argmax"),
-        (np.zeros((2, 3)), np.zeros(1, int), r"outputs are \[2, 3\] and labels \[1\]"),
-        (np.zeros(2), np.zeros(2, int), "the outputs of a classifier"),
-        (np.zeros((2, 3)), np.array([0, 3]), r"label 3 at index 1; .*0\.\.2"),
-        (np.zeros((2, 3)), np.array(["a", "b"]), "convert it with astype"),
+        (np.zeros((2, 3)), np.eye(3)[:2], "one-hot"),
+        (np.zeros((2, 3)), np.zeros(1, int), r"labels \[1\]"),
+        (np.zeros((2, 3)), np.array([0, 3]), "label 3"),
     ],
 )
 @pytest.mark.parametrize("score", [accuracy, confusion])
@@ -117,30 +105,10 @@ def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy_by_bin
     np.testing.assert_allclose(measure(answers)["ece"], expected)
 
 
-def test_answers_to_a_shuffled_stream_come_back_as_the_samples_lie():
-    answers = some_answers(3, 20)
-    split = Split(answers.logits, answers.label)
-    shuffled = in_order(split, 5)
-    back = _in_split_order(Answers(shuffled.images, shuffled.labels), 20, 5)
-    np.testing.assert_array_equal(back.logits, answers.logits)
-    np.testing.assert_array_equal(back.label, answers.label)
-
-
 def test_the_difference_of_two_shares_has_the_interval_that_newcombe_prints():
     """56/70 and 48/80: 0.0524 to 0.3339 (Newcombe, Stat. Med. 17, 1998, Table II, method 10)."""
     found = difference_of_parts([(80.0, 70)], [(60.0, 80)])
     np.testing.assert_allclose(found, (20, 5.24, 33.39), atol=0.005)
-
-
-def test_a_mean_of_shares_covers_its_expectation_in_95_of_100_draws():
-    random = np.random.default_rng(0)
-    p, n = np.array([0.9, 0.6, 0.97]), np.array([30, 50, 40])
-    drawn = random.binomial(n, p, (2000, 3))
-    held = 0
-    for row in drawn:
-        one = mean_of_parts([(100 * k / m, m) for k, m in zip(row, n.tolist(), strict=True)])
-        held += one.low <= 100 * p.mean() <= one.high
-    assert 0.93 < held / 2000 < 0.975
 
 
 def test_seeds_that_are_not_shared_are_compared_as_welch_does():
@@ -151,17 +119,6 @@ def test_seeds_that_are_not_shared_are_compared_as_welch_does():
     found = welch(one, other)
     np.testing.assert_allclose((found.low, found.high), (limits.low, limits.high))
     assert not over_seeds([3.0]).known
-
-
-def test_distances_of_batch_norms_are_those_of_numpy():
-    mean, var = np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([[4.0, 1.0], [4.0, 1.0]])
-    leaves = {("batch_stats", "norm", "mean"): mean, ("batch_stats", "norm", "var"): var}
-    leaves |= {("params", "norm", "scale"): np.array([[1.0, 1.0], [1.0, 3.0]])}
-    found = _distances(leaves)["norm"]
-    assert set(found) == {"mean", "std", "scale"}
-    np.testing.assert_allclose(found["mean"], [np.sqrt((0.5**2 + 0) / 2)] * 2, rtol=1e-5)
-    np.testing.assert_allclose(found["std"], 0, atol=1e-12)
-    np.testing.assert_allclose(found["scale"], [np.sqrt((0 + 1) / 2)] * 2)
 
 
 @pytest.fixture(scope="module")
@@ -232,45 +189,6 @@ def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
     first = read_distances(folder, "first")
     assert first.layers == found.layers
     assert (first.values["mean"] > 0).all()
-
-
-class Unsorted(nn.Module):
-    """Two batch norms whose order in the forward pass is not that of their names."""
-
-    @nn.compact
-    def __call__(self, images):
-        x = nets.Block(2, name="body")(nets.Block(2, name="stem")(images))
-        return nn.Dense(2, name="out")(x.mean((1, 2)))
-
-
-def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
-    split = Split(np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2)
-    domains = tuple(Domain(name, split, None, split) for name in "ab")
-    internal = Dataset("toy", 2, domains, (0.5,), (0.5,))
-    model, prepare = Unsorted(), standardize((0.5,), (0.5,))
-    key, images = jax.random.key(0), jnp.zeros((2, 16, 16, 3))
-    method = methods.fedbn(model, optax.sgd(0.1), prepare=prepare)
-    variables = jax.jit(model.init)(key, images)
-    state = jax.jit(method.init, static_argnums=2)(key, variables, 2)
-    experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
-    experiment.plan = SimpleNamespace(clients_named=100)
-    log_batch_norms(experiment, tmp_path, state, "selected")
-    layers = read_distances(tmp_path, "selected").layers
-    assert layers == list(spatial_layers(model, variables, images)) != sorted(layers)
-
-
-def test_an_evaluation_tells_measures_and_predictions_too(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        request = evaluate_finished.Request(changes=[("predictions", "npz")], name="again")
-        result, files = evaluate_finished.run(folder, request, say=str)
-    summary = json.loads((folder / "summary.json").read_text())
-    for text, told in result["measures"]["unseen"]["dog"].items():
-        assert told == pytest.approx(summary["measures"]["unseen"]["dog"][text])
-    assert "again-predictions.npz" in {path.name for path in files}
-    with np.load(folder / "evaluations" / "again-predictions.npz") as stored:
-        assert json.loads(str(stored["names"])) == [["dog", "running"], ["dog", "tsmobn"]]
-        np.testing.assert_allclose(stored["probabilities0"].sum(1), 1, rtol=1e-5)
 
 
 def test_a_run_without_adapter_has_no_alphas(folder):

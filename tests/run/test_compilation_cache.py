@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from fedjax_bn.training.compilation_cache import keep_compiled
+from fedjax_bn.training.programs import keep_compiled
 
 NAMES = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
 NAMES += ("jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
@@ -54,27 +54,12 @@ def entries(folder) -> list[str]:
 
 
 def test_a_kept_program_is_found_again_and_gives_the_same_bits(tmp_path, events):
-    key = jax.random.key(0)
-    images, start = jax.random.normal(key, (5, 8, 6)), jax.random.normal(key, (6, 4))
-
-    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
-        return (jnp.tanh(x @ weights) ** 2).mean()
-
-    def train() -> bytes:
-        def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
-            return weights - jax.grad(loss)(weights, x), None
-
-        program = jax.jit(lambda weights: jax.lax.scan(step, weights, images)[0])
-        return np.asarray(program(start)).tobytes()
-
-    fresh = train()  # nothing is kept yet
+    fresh = compile_and_run()  # nothing is kept yet
     assert not events
     keep_compiled(str(tmp_path))
-    kept = train()
-    assert events == [MISS]
-    found = train()
+    answers = [compile_and_run() for _ in range(2)]
     assert events == [MISS, HIT]
-    assert fresh == kept == found
+    assert answers == [fresh] * 2
 
 
 def test_a_half_written_entry_is_dropped_at_the_next_start(tmp_path, events):
@@ -96,42 +81,8 @@ def test_a_half_written_entry_is_dropped_at_the_next_start(tmp_path, events):
     assert entries(tmp_path) == [name for name in whole if "lambda" in name]
 
 
-def test_another_folder_is_used_from_then_on_and_none_keeps_nothing(tmp_path, events):
-    for name in ("one", "two"):
-        keep_compiled(str(tmp_path / name))
-        compile_and_run()
-        assert entries(tmp_path / name)
-    events.clear()
-    keep_compiled("")
-    compile_and_run()
-    assert not events
-    assert jax.config.jax_compilation_cache_dir is None
-
-
 def test_a_folder_that_cannot_be_written_is_said_and_not_used(tmp_path, events):
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match=r"config\.com"):
         keep_compiled(str(tmp_path / "file" / "below"))
     assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_what_jax_was_told_itself_goes_first(tmp_path, events, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
-    keep_compiled(str(tmp_path / "ours"))
-    assert not (tmp_path / "ours").exists()
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "5000")
-    keep_compiled(str(tmp_path / "ours"))
-    assert jax.config.jax_compilation_cache_max_size == -1  # as JAX read its variable at its import
-
-
-def test_a_bucket_is_given_to_jax_as_it_is(events):
-    keep_compiled("gs://bucket/compiled")
-    assert jax.config.jax_compilation_cache_dir == "gs://bucket/compiled"
-    assert jax.config.jax_compilation_cache_max_size == -1
-
-
-def test_the_suite_keeps_out_of_the_users_cache():
-    before = jax.config.jax_compilation_cache_dir
-    keep_compiled("~/never")
-    assert jax.config.jax_compilation_cache_dir == before

@@ -42,10 +42,6 @@ def json_of(path):
         return {}
 
 
-def test_a_whole_workdir_is_read(folder):
-    read_all(folder)
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     "damage",

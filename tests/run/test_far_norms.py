@@ -33,20 +33,8 @@ def test_a_norm_that_overflows_is_far_and_is_a_line_of_json():
         assert warnings_of(found) == ["round 1: the norm of d's update overflows"]
 
 
-def test_a_round_in_which_no_client_has_a_weight_is_a_sentence():
-    assert warnings_of(record([1.0] * 4) | {"weights": dict.fromkeys(NAMES, 0.0)}) == [
-        "round 1: no client counts: the shared leaves stay"
-    ]
-
-
 @pytest.mark.parametrize(
     "norms", [[1, 2, 3, 9.0], [np.nan, np.nan, 1, 99], [0, 0, 0, 5.0], [np.nan] * 4]
 )
 def test_near_norms_few_clients_and_clients_at_rest_are_no_warning(norms):
     assert warnings_of(record(norms)) == []
-
-
-def test_without_norms_a_record_has_none():
-    metrics = {"loss": np.ones(4), "weights": np.ones(4), "finite": np.ones(4, bool)}
-    found = round_record(NAMES, metrics | {"server_finite": True}, 1, 0.5)
-    assert not found.keys() & {"norm", "far_norms"}

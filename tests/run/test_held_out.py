@@ -6,7 +6,6 @@ import pytest
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment.datasets import (
     DATASETS,
-    clients_without_validation,
     configured_clients,
 )
 
@@ -48,13 +47,6 @@ def numbers(split):
     return first[:, 0] * 200 + first[:, 1]
 
 
-def test_digits_keep_the_papers_protocol_unless_official_is_said(file):
-    assert clients_without_validation(configured(file)) == NAMES
-    for share in (0.1, 0.3):
-        assert clients_without_validation(configured(file, data__validation=share)) == NAMES
-    assert clients_without_validation(configured(file, data__split="official")) == ()
-
-
 def test_held_out_digits_are_a_share_of_each_class_and_nothing_else_changes(file):
     plain, held = clients(file), clients(file, data__split="official", data__validation=0.2)
     for name, domain in held.items():
@@ -76,9 +68,3 @@ def test_held_out_digits_depend_on_the_seed_and_not_on_who_is_left_out(file):
     assert held(target="mnist") == {name: first[name] for name in NAMES[1:]}
     kept = clients(file, data__split="official", target="mnist")["mnist"]
     assert (kept.validation, len(kept.train.images)) == (None, COUNTS["mnist"])
-
-
-def test_a_part_of_the_digits_is_taken_before_some_are_held_out(file):
-    found = clients(file, data__split="official", data__validation=0.2, data__fraction=0.5)
-    sizes = {n: (len(d.train.images), len(d.validation.images)) for n, d in found.items()}
-    assert sizes == {"mnist": (40, 10), "svhn": (60, 15), "usps": (20, 5)}

@@ -28,14 +28,6 @@ def test_each_client_makes_its_own_number_of_epochs():
             np.testing.assert_array_equal(seen, expected)
 
 
-def test_what_a_client_draws_depends_on_its_number_and_not_on_its_row():
-    """A cohort draws what its clients draw when all take part, epochs of each included."""
-    draw, key = by_epochs(2, (1, 3, 2)), jax.random.key(0)
-    whole, chosen = draw(SIZES, CLIENTS, 5, key), jnp.asarray([2, 1], jnp.int32)
-    some = draw(SIZES[chosen], chosen, 5, key)
-    jax.tree.map(lambda all_, few: np.testing.assert_array_equal(all_[chosen], few), whole, some)
-
-
 @pytest.mark.parametrize("x64", [False, True])
 def test_what_a_client_draws_depends_on_no_other_clients_size(x64):
     """A client alone, or beside one of any size, draws its samples in the same order."""
@@ -61,17 +53,14 @@ def test_steps_take_the_same_keys_with_and_without_empty_ones_between_them():
     np.testing.assert_array_equal(alone, jax.random.key_data(jax.random.split(key, 3)))
 
 
-def test_one_number_of_epochs_is_everybodys():
-    every, each = (by_epochs(2, e)(SIZES, CLIENTS, 5, jax.random.key(0)) for e in ((2,), (2, 2, 2)))
-    jax.tree.map(np.testing.assert_array_equal, every, each)
-
-
 def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
     runs.install(monkeypatch)
     config = runs.config(client_epochs=("1", "3", "2"))
     experiment = build(config)
     assert experiment.work.epochs == (1, 3, 2)
-    draw = experiment.sampler()(jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0))
+    draw = experiment.work.sampler(11, 22)(
+        jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0)
+    )
     np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
     record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
     assert summarize(experiment, [record], 1.0)["samples_per_second"] == 98 / 2
@@ -109,14 +98,3 @@ def test_momentum_is_pytorchs(nesterov):
         theirs.grad = torch.cos(theirs.detach())
         other.step()
     np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5)
-
-
-def test_a_kept_optimizer_remembers_its_momentum(monkeypatch):
-    runs.install(monkeypatch)
-    kept, fresh = (
-        build(runs.config(**{"optimizer.keep": keep, "optimizer.momentum": 0.9}))
-        for keep in (True, False)
-    )
-    variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"norm": {"mean": jnp.ones(2)}}}
-    states = [one.method.init(jax.random.key(0), variables, 3) for one in (kept, fresh)]
-    assert [len(jax.tree.leaves(state.memory)) for state in states] == [1, 0]

@@ -60,24 +60,6 @@ def test_callbacks_are_called_in_order_and_see_what_others_added():
     assert states == [2]
 
 
-def test_it_ends_with_the_last_round_and_makes_none_if_all_are_done():
-    records = []
-    assert train(count, 0, rounds=3, records=records) == 3
-    assert [record["round"] for record in records] == [1, 2, 3]
-    assert train(lambda state: pytest.fail("a round"), 3, rounds=3, records=records) == 3
-
-
-def test_callbacks_are_left_when_a_round_fails():
-    calls = []
-
-    def fail(state):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(fail, 0, rounds=1, records=[], callbacks=[Watcher(calls, "a")])
-    assert calls == [("a", "enter"), ("a", "begin", 1), ("a", "exit")]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(number):
     before, stop = signal.getsignal(number), StopRequests()

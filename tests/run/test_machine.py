@@ -38,23 +38,16 @@ def test_config_json_records_what_bits_depend_on(begun):
     assert found["cpu"]
 
 
-def test_going_on_where_nothing_is_other_says_nothing_of_it(begun):
+def test_what_has_changed_since_is_said_once_and_is_no_error(begun):
     said = []
     train.run(runs.config(), begun, say=said.append)
     assert said == []
-
-
-def test_going_on_with_other_cores_and_flags_says_so_once_and_is_no_error(begun):
-    edit(begun, cores=96, environment={"XLA_FLAGS": "--xla_cpu_enable_fast_math=true", "NPROC": ""})
-    said = []
+    edit(begun, cores=96, environment={"XLA_FLAGS": "--fast", "NPROC": ""})
     train.run(runs.config(), begun, say=said.append)
     (sentence,) = said
     assert f"cores (96 there, {len(os.sched_getaffinity(0))} now)" in sentence
-    assert "environment.XLA_FLAGS ('--xla_cpu_enable_fast_math=true' there, " in sentence
-    assert "last bits" in sentence
+    assert "environment.XLA_FLAGS ('--fast' there, " in sentence
 
-
-def test_other_versions_and_devices_are_named_and_what_older_runs_lack_is_not(begun):
     about = describe_machine()
     other = copy.deepcopy(about)
     other["versions"]["jaxlib"], other["devices"] = "0.0.1", ["TPU_0"]

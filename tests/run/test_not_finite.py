@@ -34,7 +34,6 @@ def test_with_drop_too_a_round_in_which_every_client_fails_is_an_error_that_name
         runs.run(tmp_path / "run", **wild)
     text = str(caught.value)
     assert text.startswith("round 1: the update of ant, bee, cow is not finite")
-    assert "no other client took part" in text
     assert "\n" not in text
     assert runs.lines(tmp_path / "run") == []
     with pytest.raises(NotFiniteError, match=r"round 1: the update of \w+, \w+ is not finite"):

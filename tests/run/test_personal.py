@@ -94,18 +94,6 @@ def test_too_few_samples_are_a_sentence_that_names_the_client(client):
         check_labelled(HOW._replace(samples=most), internal, unseen)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"personalize_samples": -1}, "personalize_samples=-1 must be at least 0"),
-    ],
-)
-def test_impossible_keys_are_refused(changes, message, monkeypatch):
-    runs.install(monkeypatch)
-    with pytest.raises(ConfigError, match=message):
-        experiment.build(runs.config(**changes))
-
-
 @pytest.mark.parametrize("frozen", ["", pytest.param("dense1,norm1", marks=pytest.mark.slow)])
 def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(frozen, monkeypatch):
     runs.install(monkeypatch)

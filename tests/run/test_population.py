@@ -1,7 +1,6 @@
 """Clients whose own parts are in the host's memory: the same numbers, and safe from kills."""
 
 import functools
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,10 +15,7 @@ from fedjax_bn.federation import global_variables, put_rows, take_rows
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
-from fedjax_bn.run.experiment import start
-from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.training import checkpoint, population, rounds
-from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.population import PopulationState
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
@@ -67,15 +63,6 @@ def test_rounds_of_rows_on_the_host_are_those_of_rows_on_the_device(x64, name):
 KEYS = {"target": "", "clients_per_round": 2}
 
 
-def both_ways(folder: Path, **changes) -> list[list[dict]]:
-    """The records of a run with its rows on the device, and on the host."""
-    for where in ("device", "host"):
-        runs.run(folder / where, population=where, **KEYS, **changes)
-    return [
-        [runs.without_times(line) for line in runs.lines(folder / w)] for w in ("device", "host")
-    ]
-
-
 def assert_same_numbers(told: list[list[dict]]) -> None:
     for one, other in zip(*told, strict=True):
         assert sorted(one) == sorted(other)
@@ -85,13 +72,6 @@ def assert_same_numbers(told: list[list[dict]]) -> None:
 @pytest.fixture
 def tiny(monkeypatch):
     runs.install(monkeypatch)
-
-
-def test_what_the_server_sends_is_of_all_clients_wherever_their_rows_lie(tiny):
-    config = runs.config(method="copa", population="host", **KEYS)
-    state = jax.eval_shape(prepare(config, traced=False)[2])
-    assert len(state.server.sent["kernel"]) == 4
-    assert {len(leaf) for leaf in jax.tree.leaves(state.personal)} == {1}
 
 
 THREE = {"personalize_samples": 3}
@@ -119,42 +99,6 @@ def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices
         runs.run(folder / f"{batch}", rounds=3, **ODD, **where, **changes)
         told.append([runs.without_times(x) for x in runs.lines(folder / f"{batch}")])
     assert_same_numbers(told)
-
-
-@pytest.mark.slow
-def test_what_two_devices_trained_is_restored_on_one(tiny, tmp_path):
-    found = []
-    for devices in (2, 1):
-        config = runs.config(mesh__clients=devices, **ODD)
-        experiment, keys, begin = prepare(config, traced=False)
-        start = population.start_population(experiment, begin)
-        with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
-            if devices == 1:
-                stored = checkpoint.restore(manager, form_on(jax.eval_shape(start), None))
-            else:
-                stored = start()
-                stored, metrics = rounds.open_rounds(experiment, keys, stored).compile(stored)(
-                    stored
-                )
-                assert np.isfinite(metrics["loss"]).sum() == 3
-                checkpoint.save(manager, 1, stored)
-                checkpoint.settle(manager)
-        assert len(stored.round.sharding.device_set) == devices
-        found.append(everything_of(stored))
-    jax.tree.map(np.testing.assert_array_equal, *found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"local_selection": 2},
-        *({"method": name} for name in ("perfedavg", "scaffold", "copa", "ditto", "fedrep")),
-        {"method": "apfl", "local_selection": 2},
-    ],
-)
-def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
-    assert_same_numbers(both_ways(tmp_path, personalize_samples=3, **changes))
 
 
 @pytest.fixture(scope="module")
@@ -233,17 +177,6 @@ def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
     assert reached == {0, 2, 4}
 
 
-@pytest.mark.slow
-def test_going_on_from_one_of_them_ends_with_the_same_bits(tiny, recorded, tmp_path):
-    straight, images, known = recorded
-    folder = cut.lay(images[len(images) * 2 // 3], tmp_path / "run")
-    runs.run(folder, **KILLED)
-    one, two = (list(map(runs.without_times, runs.lines(f))) for f in (folder, straight))
-    assert one == two
-    stored, _ = train.resume(folder, first_stored())
-    jax.tree.map(np.testing.assert_array_equal, everything_of(stored), known[4])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -261,7 +194,6 @@ def test_what_rows_on_the_host_do_not_allow_is_refused(tiny, tmp_path, changes, 
 
 @pytest.mark.slow
 def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
-    """A method with masks, whose records and pictures are of a round's cohort."""
     folder, keys = tmp_path / "run", KEYS | {"target": "dog", "clients_per_round": 2}
     summary = runs.run(folder, population="host", method="fedcd", eval_every=3, **keys)
     request = evaluate_finished.Request(internal=True)
@@ -269,39 +201,3 @@ def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
     assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
     assert result["unseen"] == summary["accuracy"]["unseen"]
     write_report(folder)
-    last = runs.lines(folder)[-1]
-    with np.load(folder / "masks" / "0006.npz") as masks:
-        took_part = [name for name, loss in last["loss"].items() if loss is not None]
-        assert masks["clients"].tolist() == took_part
-        norms = [np.abs(mask).sum() for mask in masks["features"]]
-        np.testing.assert_allclose(last["mask_l1"]["mean"], np.mean(norms), rtol=1e-6)
-        np.testing.assert_allclose(
-            masks["features.mean"],
-            sum(last["weights"][n] * m for n, m in zip(took_part, masks["features"], strict=True)),
-            rtol=1e-5,
-        )
-
-
-def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
-    config = runs.config(**KILLED)
-    experiment, keys, _ = train.prepare(config)
-
-    def init(key, variables, num_clients):
-        state = experiment.method.init(key, variables, num_clients)
-        return state._replace(weighing={"number": np.arange(num_clients)})
-
-    method = experiment.method._replace(init=init)
-    with pytest.raises(ConfigError, match="other memory for some clients"):
-        start._check_rows_alike(experiment._replace(method=method), keys)
-
-
-def test_device_memory_does_not_grow_with_the_population(tiny):
-    """The form of what a run restores has the clients' rows in NumPy, and all else on a device."""
-    experiment, _, begin = prepare(runs.config(**KILLED), traced=False)
-    start = population.start_population(experiment, begin)
-    like = form_on(jax.eval_shape(start), None)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(like.rows))
-    assert not any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(like.state))
-    state = start()
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state.rows))
-    assert {len(leaf) for leaf in jax.tree.leaves(state.rows)} == {4}

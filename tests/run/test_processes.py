@@ -13,7 +13,6 @@ import runs
 from federations import assert_close
 from fedjax_bn.run import train
 from fedjax_bn.training import population
-from fedjax_bn.training import together as processes
 from trained import TRAINED, WAYS
 
 
@@ -86,8 +85,7 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-6)
     assert_same_records(tmp_path)
-    traces = [path.parent.name for path in (tmp_path / "two").rglob("*.xplane.pb")]
-    assert traces == ["round_2"]  # of the first process
+    assert len([*(tmp_path / "two").rglob("*.xplane.pb")]) == 1  # of the first process
     assert alone["accuracy"].keys() == {"internal", "unseen"}
 
 
@@ -136,25 +134,6 @@ def resumed(folder):
     """What one device continues from."""
     _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
     return train.resume(folder, begin)
-
-
-@pytest.mark.slow
-def test_a_stop_request_to_one_process_stops_both_after_the_same_round(tmp_path, both):
-    pair = both(tmp_path, 5000)
-    runs.wait_for(pair[0], lambda: len(runs.lines_written(tmp_path)) > 1, 900)
-    pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=200)[1] for process in pair]
-    assert all("stopped after round" in text for text in said), said
-    rounds = {text.split("stopped after round ")[1].split()[0] for text in said}
-    assert rounds == {str(len(runs.lines(tmp_path)))}
-
-
-def test_one_process_alone_decides_and_does_all_by_itself():
-    assert processes.first()
-    assert processes.by_first(lambda: 3) == 3
-    assert [processes.any_asked(asked) for asked in (True, False)] == [True, False]
-    processes.require_same("the data", "x")
-    processes.leave(3)
 
 
 TALKS = """

@@ -25,10 +25,8 @@ from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.state import Received
 from fedjax_bn.training import checkpoint, workdir
-from fedjax_bn.training.callbacks.checkpoints import Checkpoints
-from fedjax_bn.training.callbacks.evaluation import Scores
-from fedjax_bn.training.callbacks.lines import Lines
-from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.personalization import Personalization
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients

@@ -11,13 +11,12 @@ import pytest
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, WorkdirError
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.start import _starting_model, starting_record
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
@@ -112,24 +111,6 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
     assert runs.scalars(folder) == runs.expected_scalars(folder)
 
 
-@pytest.mark.slow
-def test_an_exception_within_a_round_loses_that_round_alone(tmp_path, straight, monkeypatch):
-    """The line of round 3 is written, and no checkpoint of it; test_power_cut has every write."""
-    real = TensorBoard.on_round_end
-
-    def dying(events, round, *rest):
-        if round == 3:
-            raise runs.Killed
-        real(events, round, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TensorBoard, "on_round_end", dying)
-        with pytest.raises(runs.Killed):
-            runs.run(tmp_path / "killed")
-    runs.run(tmp_path / "killed")
-    assert_same_end(tmp_path / "killed", straight, runs.config())
-
-
 def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     tmp_path, straight, monkeypatch, capsys
 ):
@@ -153,19 +134,6 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     assert_same_end(tmp_path / "stopped", straight, runs.config())
 
 
-def test_a_stop_request_in_the_last_round_keeps_baselines_from_starting(tmp_path, monkeypatch):
-    real = TensorBoard.on_round_end
-
-    def raising(events, round, *rest):
-        real(events, round, *rest)
-        if round == 6:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(TensorBoard, "on_round_end", raising)
-    with pytest.raises(InterruptedRun, match="after round 6 of 6"):
-        runs.run(tmp_path / "run")
-
-
 def test_a_finished_run_says_so_and_touches_nothing(straight):
     before, said = runs.files(straight), []
     summary = train.run(runs.config(), straight, say=said.append)
@@ -185,8 +153,7 @@ def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("default_prng_impl", "rbg"), ("threefry_partitionable", False), ("random_seed_offset", 3)],
+    ("option", "value"), [("default_prng_impl", "rbg"), ("threefry_partitionable", False)]
 )
 def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
     straight, option, value
@@ -215,13 +182,6 @@ def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
     runs.install(monkeypatch, data)
     with pytest.raises(WorkdirError, match="the data themselves"):
         runs.run(straight)
-
-
-def longer(tree):
-    """The same leaves with another number of entries."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype), tree
-    )
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -271,13 +231,6 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
 
 
-def test_a_run_may_start_from_one_below_the_home_folder(straight, monkeypatch):
-    monkeypatch.setenv("HOME", str(straight.parent))
-    record = starting_record(str(straight))
-    assert record["start_from"]["round"]
-    assert starting_record(f"~/{straight.name}") == record
-
-
 @pytest.mark.slow
 def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     state = runs.saved(straight, jax.eval_shape(train.prepare(runs.config())[2]), "selected")
@@ -291,7 +244,5 @@ def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     assert about["start_from"]["round"] == runs.steps(straight, "selected")[-1]
     (tmp_path / "new" / "summary.json").unlink()
     runs.run(tmp_path / "new", rounds=1, **changes)  # of the same model
-    with pytest.raises(ConfigError, match=r"holds another model .*there and .* here"):
-        _starting_model(str(straight), "MLP", longer(expected))
     with pytest.raises(ConfigError, match=r"start_from=.*is not the workdir of a run"):
         train.prepare(runs.config(start_from=str(tmp_path / "nothing")))

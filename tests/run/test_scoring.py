@@ -74,25 +74,6 @@ def test_each_client_is_counted_on_its_own_samples_with_its_own_leaves(batch_siz
     np.testing.assert_allclose(seen, expected, rtol=1e-6)
 
 
-def test_padding_counts_neither_as_right_nor_as_wrong():
-    zeros = Split(np.zeros((5, FEATURES), np.float32), np.zeros(5, np.int32))
-    state = federation(np.zeros((1, FEATURES, CLASSES), np.float32), personal=True)
-    for labels, accuracy in (([0] * 5, 100), ([1] * 5, 0), ([0, 1, 1, 1, 0], 40)):
-        data = SplitBatches([zeros._replace(labels=np.array(labels))], 4).all_at_once()
-        np.testing.assert_allclose(score_clients(Linear(), PREPARE, 1)(state, data), [accuracy])
-
-
-def test_batches_hold_one_client_each_and_all_samples_in_order():
-    splits = [split(size) for size in (9, 4, 1)]
-    data = SplitBatches(splits, 4).all_at_once()
-    np.testing.assert_array_equal(data.client, [0, 0, 0, 1, 2])
-    for k, one in enumerate(splits):
-        own = np.asarray(data.client) == k
-        valid = np.asarray(data.valid)[own]
-        np.testing.assert_array_equal(np.asarray(data.images)[own][valid], one.images)
-        np.testing.assert_array_equal(np.asarray(data.labels)[own][valid], one.labels)
-
-
 def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
     model = MLP(num_classes=CLASSES, hidden=(4,), param_dtype=jnp.float64)
     method = methods.fedbn(model, optimizer=optax.sgd(0.1))
@@ -222,8 +203,3 @@ def records(*validation: float | None) -> list[dict]:
 )
 def test_the_round_with_the_best_mean_validation_accuracy_is_selected(validation, selected):
     assert select_round(records(*validation)) == selected
-
-
-def test_without_validation_the_last_evaluated_round_is_selected_not_the_best_on_test_data():
-    plain = [{"round": 1, "accuracy": {"mean": 90.0}}, {"round": 2, "accuracy": {"mean": 10.0}}]
-    assert select_round([*plain, {"round": 3}]) == 2

@@ -1,6 +1,5 @@
 """The short path: arrays to accuracies, with the numbers of the command line."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,13 +10,12 @@ import pytest
 import runs
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.source import Source
-from fedjax_bn.methods import fedavg, fedbn
+from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.simulation import _pool, simulate
 from fedjax_bn.task import classification
-from fedjax_bn.training import score_tables as tables
 
 
 def arrays(names=("ant", "bee", "dog"), size=40):
@@ -93,19 +91,6 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
     assert all(record["largest"] > 0 for record in ours.history)
 
 
-def test_its_table_says_which_samples_the_scores_are_of(result):
-    assert str(result[1]).startswith("accuracy % (clients: validation)")
-    table = result[1].summary | {"accuracy": result[1].accuracy | {"unseen": {}}}
-    assert tables.comparison([table]).startswith("validation accuracy %  ")
-    table["tested_on"] = {"internal": "test"}
-    assert tables.comparison([table]).startswith("accuracy %  ")
-
-
-def test_the_profile_of_a_round_is_written_to_the_folder(result, profiled):
-    assert [path.name for path in profiled.glob("plugins/profile/*")] == ["round_2"]
-    assert next(profiled.rglob("*.xplane.pb")).stat().st_size > 1000
-
-
 def test_a_clients_predictions_give_its_accuracy(result):
     _, ours = result
     images, labels = arrays()["dog"]
@@ -119,17 +104,6 @@ def test_a_clients_predictions_give_its_accuracy(result):
     assert "dog [running]" in str(ours)
     with pytest.raises(ValueError, match=r"client 'an' is unknown.*ant"):
         ours.predict(images, client="an")
-
-
-def test_the_methods_local_epochs_are_those_of_a_round():
-    clients, options = arrays(("ant",)), OPTIONS | {"batch_size": 64, "eval_every": 2}
-    model, sgd = MLP(num_classes=3), optax.sgd(0.05)
-    twice = simulate(fedavg(model, sgd, local_epochs=2), clients=clients, **options | {"rounds": 1})
-    alone = simulate(fedavg(model, sgd), clients=clients, **options | {"rounds": 2})
-    # A single client with one batch makes the same two steps.
-    jax.tree.map(
-        partial(np.testing.assert_allclose, atol=1e-5), twice.variables(), alone.variables()
-    )
 
 
 def test_given_parts_are_used_as_they_are():
@@ -155,9 +129,6 @@ def test_given_parts_are_used_as_they_are():
         ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"rounds": 0}, "rounds=0"),
-        ({"profile": (4, "profiled")}, "profile=.* rounds 1 to 3"),
-        ({"profile": 2}, r"profile=2 is not \(round, folder\): give both"),
-        ({"profile": (2, None)}, r"profile=\(2, None\) is not \(round, folder\)"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
         (
             {"clients": {"a": (np.zeros((4, 3, 8, 9), np.uint8), CLASSES)}},

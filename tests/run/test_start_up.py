@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -39,25 +38,3 @@ def test_every_part_that_is_timed_is_there(start_up):
         place, last = start_up.owner(train, name)
         assert callable(getattr(place, last))
     assert "compile" in Rounds._fields
-
-
-def test_a_part_is_charged_with_its_first_call_alone(start_up):
-    parts = start_up.Parts()
-    wait = parts.timed("wait", time.sleep)
-    wait(0.02)
-    first = parts.seconds["wait"]
-    wait(0.05)
-    assert parts.seconds == {"wait": first}
-    assert first[0] >= 0.02 > first[1]
-
-
-@pytest.mark.slow
-def test_a_later_start_compiles_faster_and_its_parts_add_up(start_up):
-    taken = start_up.measure("quickstart", ["--config.model=DigitCNN:width=8"], 1)
-    for [run] in taken.values():
-        wall = {part: seconds[0] for part, seconds in run.items()}
-        total = wall.pop("total")
-        assert sum(wall.values()) == pytest.approx(total)
-        assert min(wall.values()) >= 0
-    (first,), (later,) = taken.values()
-    assert later["compile"][1] < first["compile"][1]

@@ -11,6 +11,7 @@ from fedjax_bn.flower.site import load_own
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.state import Own
 from fedjax_bn.training.rounds import open_rounds
+from fedjax_bn.training.start import batches_of_one
 from flower_grid import node
 
 CONFIG = """
@@ -36,7 +37,7 @@ def simulated(folder, changes):
     experiment, keys, start = prepare(config, traced=False)
     state = start()
     rounds = open_rounds(experiment, keys, state)
-    batches = rounds.batches | {"population": jax.ShapeDtypeStruct((), np.int32)}
+    batches = batches_of_one(experiment) | {"population": jax.ShapeDtypeStruct((), np.int32)}
     sent = traffic(experiment.method, jax.eval_shape(start), batches)
     round = rounds.compile(state)
     for _ in range(config.rounds):

@@ -23,7 +23,7 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.run.experiment.build import Experiment, build
 from fedjax_bn.sharing import Variables, filled, join, path_names
 from fedjax_bn.training import checkpoint
-from fedjax_bn.training.compilation_cache import keep_compiled
+from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.start import Keys, check_shapes, initial_variables, make_keys, make_start
 from fedjax_bn.training.workdir import CLAIM, Record, read_json
 

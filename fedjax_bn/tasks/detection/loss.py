@@ -9,7 +9,8 @@ and `shard_map`: each level has M boxes x 5 cells x A anchors, with a mask of th
 for n images of S = sqrt(H W) pixels a side. Each part is a sum over levels,
 
     L_box    mean over matches of 1 - CIoU
-    L_obj    4, 1 and 0.4 on the levels * mean over cells and anchors of BCE; the target is max(CIoU, 0) at a match,
+    L_obj    4, 1 and 0.4 on the levels * mean over cells and anchors of BCE; the target is
+             max(CIoU, 0) at a match,
              the largest of several, without gradient, and 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
 

@@ -1,1 +1,1 @@
-"""What happens between the rounds of a run, one callback a file; see `training.loop.train`."""
+"""What happens between the rounds of a run; see `training.loop.train`."""

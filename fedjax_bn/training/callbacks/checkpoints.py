@@ -1,24 +1,40 @@
-"""Saves the selected round, and every so often the latest one."""
+"""Writes lines, answers and checkpoints: all from which a run continues or is evaluated."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.records import Record, select_round
 from fedjax_bn.training.together import first
 
 
-class Checkpoints:
-    """Saves rounds in a workdir; comes after the callbacks that write what a round leaves.
+class Lines(NamedTuple):
+    """Appends each round's record to metrics.jsonl, and writes the selected round's answers.
 
-    Args:
-      folder: the workdir.
-      interval: rounds between checkpoints; the last round is always saved.
-      records: the run's, to which the loop appends.
-      flush: are called before a save: they wait until the disk has what other callbacks wrote.
-      wait: whether to wait until the disk has a checkpoint before the next round begins.
+    `records` is the list to which the loop appends, `answers` are those of the last evaluation.
+    """
+
+    folder: Path
+    records: list[Record]
+    answers: Keep
+    predictions: str = ""
+
+    def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
+        """Appends the line of the round."""
+        if first():
+            workdir.append_line(self.folder / "metrics.jsonl", metrics)
+            if "accuracy" in metrics and select_round(self.records) == round:
+                write_answers(self.folder, self.answers, self.predictions)
+
+
+class Checkpoints:
+    """Saves the selected round, every `interval` rounds the latest one, and the last one.
+
+    It comes after the callbacks that write what a round leaves; `flush` waits until the disk has
+    that. With `wait` the disk has a checkpoint before the next round begins.
     """
 
     def __init__(
@@ -46,14 +62,16 @@ class Checkpoints:
         if "validation" in metrics and select_round(self._records) == round:
             self._save(self._selected, round, state)
         if round % self._interval == 0:
-            self._save(self._latest, round, state)
-            self._saved_round = round
+            self._save_latest(round, state)
 
     def on_train_end(self, round: int, state: Any, metrics: Record) -> None:
         """Saves the last round."""
-        del metrics
         if self._saved_round != round:
-            self._save(self._latest, round, state)
+            self._save_latest(round, state)
+
+    def _save_latest(self, round: int, state: Any) -> None:
+        self._save(self._latest, round, state)
+        self._saved_round = round
 
     def _save(self, manager: checkpoint.Folder, round: int, state: Any) -> None:
         # A run that continues from here will not write lines and events of earlier rounds again.

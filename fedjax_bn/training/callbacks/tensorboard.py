@@ -1,31 +1,26 @@
-"""Writes the numbers of rounds, and plots of a run, for TensorBoard."""
+"""Writes the numbers of rounds, and plots of a run, for TensorBoard and Weights & Biases."""
 
+import hashlib
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
+from fedjax_bn.training.experiment import Plan
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.workdir import faults_named, sync
 
-_PNG = b"\x89PNG\r\n\x1a\n"
-
 
 class TensorBoard:
-    """Writes a new event file into WORKDIR/events, with the numbers of each round.
+    """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots.
 
     TensorBoard drops events of earlier files for rounds after those done, which this run writes
     again. The writer is tensorboardX's `EventsWriter`, because the `flush` of its `SummaryWriter`
-    does not wait for what its thread has yet to write.
-
-    Args:
-      folder: the workdir, whose plots are shown too.
-      rounds_done: rounds done before.
-      pictures: which plots are shown, as a pattern of their names.
+    does not wait for what its thread has yet to write. `pictures` is a pattern of the plots' names.
     """
 
     def __init__(self, folder: Path, rounds_done: int, pictures: str = "*") -> None:
@@ -33,9 +28,16 @@ class TensorBoard:
         self._plots = sorted((folder / "plots").glob(f"{pictures}.png"))
 
     def __enter__(self) -> "TensorBoard":
-        with _hidden("torch"):  # tensorboardX would import it, for seconds, to name a type
+        # tensorboardX would import torch, for seconds, to name a type. None is Python's own mark
+        # for "not found".
+        hidden = {} if "torch" in sys.modules else {"torch": None}
+        sys.modules.update(hidden)
+        try:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import Event, SessionLog
+        finally:
+            for name in hidden:
+                del sys.modules[name]
         with faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names have the time in seconds, and files are read in the order of their names.
@@ -44,7 +46,13 @@ class TensorBoard:
             step = self._rounds_done + 1
             self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=start))
             sync(self._folder)
-        self._show_plots()
+        for path in self._plots:
+            data = path.read_bytes()
+            if data.startswith(b"\x89PNG"):
+                width, height = struct.unpack(">II", data[16:24])
+                image = {"width": width, "height": height, "colorspace": 4}
+                image["encoded_image_string"] = data
+                self._write(self._rounds_done, tag=path.stem, image=image)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -53,7 +61,6 @@ class TensorBoard:
 
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Writes the numbers of the record, with tags such as `accuracy/mnist`."""
-        del state
         # Not by tensorboardX's `scalar`, which would give "a b" and "a_b" the same tag.
         for tag, value in scalars_of(metrics):
             self._write(round, tag=tag, simple_value=value)
@@ -63,22 +70,41 @@ class TensorBoard:
         with faults_named(self._folder):
             self._writer.flush()
 
-    def _show_plots(self) -> None:
-        """Writes the plots as events of the last round done."""
-        for path in self._plots:
-            data = path.read_bytes()
-            if data[:8] == _PNG:
-                width, height = struct.unpack(">II", data[16:24])
-                image = {"width": width, "height": height, "colorspace": 4}
-                image["encoded_image_string"] = data
-                self._write(self._rounds_done, tag=path.stem, image=image)
-
     def _write(self, step: int, **value: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
         with faults_named(self._folder):
             event = Event(wall_time=time.time(), step=step, summary={"value": [value]})
             self._writer.write_event(event)
+
+
+class Wandb:
+    """Logs rounds to the project `plan.wandb`; the id is of the path, which a run keeps."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._folder, self._stack = plan, folder, ExitStack()
+
+    def __enter__(self) -> "Wandb":
+        import wandb
+
+        place = self._folder.resolve()
+        run = wandb.init(
+            project=self._plan.wandb,
+            config=self._plan.keys,
+            id=hashlib.sha256(str(place).encode()).hexdigest()[:16],
+            resume="allow",
+            name="/".join(place.parts[-2:]),
+            dir=str(self._folder),
+        )
+        self._run = self._stack.enter_context(run)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
+        """Logs the round."""
+        self._run.log(dict(scalars_of(metrics)), step=round)
 
 
 def scalars_of(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
@@ -88,19 +114,3 @@ def scalars_of(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
             yield from scalars_of(value, f"{prefix}{shown(key)}/")
         elif isinstance(value, int | float) and prefix + key != "round":
             yield prefix + shown(key), float(value)
-
-
-@contextmanager
-def _hidden(name: str) -> Iterator[None]:
-    """Lets `import name` fail within the block, as if the package were not installed.
-
-    A module that is already imported stays. After the block, the real one can be imported.
-    """
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for "not found"
-    try:
-        yield
-    finally:
-        del sys.modules[name]

@@ -1,7 +1,7 @@
 """Scores a federation, between rounds or after the run.
 
 Every internal client is tested with its own model, every unseen client with each adaptation. With
-`config.personalize` each client first adapts to a few labelled samples.
+`config.personalize_samples` each client first adapts to a few labelled samples.
 
 Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
 never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
@@ -23,34 +23,33 @@ from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.devices import apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
-from fedjax_bn.task import Task
-from fedjax_bn.training import population
+from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
 from fedjax_bn.training.evaluation.answers import (
     AnyAnswers,
     Keep,
     Kept,
     answering,
-    measures_by_client,
     measures_of,
 )
-from fedjax_bn.training.evaluation.groups import by_client, some_of
-from fedjax_bn.training.evaluation.personalization import adapted_rows, local_steps, set_aside
+from fedjax_bn.training.evaluation.personalization import set_aside
 from fedjax_bn.training.experiment import Evaluation, Experiment
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
 from fedjax_bn.training.programs import made_once
+from fedjax_bn.training.records import by_client, some_of
 from fedjax_bn.training.workdir import Record
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
-_State = FederatedState | population.PopulationState
 _Trained = np.ndarray | None
 _BLOCK = 64  # clients, or batches, at a time, if no cohort sets the number
 _SAMPLE = 5  # which of the generator's streams draws the sample
@@ -67,7 +66,7 @@ def evaluator(experiment: Experiment) -> Evaluate:
         return internal
     unseen = unseen_evaluator(experiment)
 
-    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
+    def evaluate(state: AnyState, trained: _Trained = None, keep: Keep | None = None) -> Record:
         return internal(state, trained, keep) | unseen(state, keep)
 
     return evaluate
@@ -76,121 +75,167 @@ def evaluator(experiment: Experiment) -> Evaluate:
 def clients_tested(evaluation: Evaluation, num_clients: int) -> np.ndarray:
     """Returns the numbers of the clients that are evaluated, i[n], ascending.
 
-    Args:
-      evaluation: `clients` of them (0: all) are drawn from `seed`, the same in every round.
-      num_clients: K.
+    `evaluation.clients` of K (0: all) are drawn from its seed, the same in every round.
     """
     if not evaluation.clients:
         return np.arange(num_clients)
-    return np.sort(
-        generator(evaluation.seed, 0, 0, _SAMPLE).permutation(num_clients)[: evaluation.clients]
-    )
+    order = generator(evaluation.seed, 0, 0, _SAMPLE).permutation(num_clients)
+    return np.sort(order[: evaluation.clients])
 
 
 def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" if clients have validation samples, and "measures" of
-    the answers to the test samples (`answers.measures_by_client`). `keep` takes these
-    answers too. Clients without test samples are tested on those that validate.
+    the answers to the test samples, which `keep` takes too. Clients without test samples are tested
+    on those that validate. With `train_loss` it has "train_loss", the loss of FedBN's Fig. 3: over
+    a client's training samples, after aggregation, with its own model in evaluation mode. Differs
+    from the authors' code: the mean is over samples, not over batches, of which the last is
+    smaller.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
-
-    Args:
-      experiment: the clients, the model, and how clients are tested.
-      train_loss: whether the record has "train_loss" too, the loss of FedBN's Fig. 3: over a
-        client's training samples, after aggregation, with its own model in evaluation mode.
-        Differs from the authors' code: the mean is over samples, not over batches, of which the
-        last is smaller.
     """
     evaluation, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(evaluation, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
-    names, task, size = (
-        [domain.name for domain in domains],
-        made_once(("answering", experiment.task), lambda: answering(experiment.task)),
-        0,
-    )
+    names, task, size = [domain.name for domain in domains], _answering(experiment), 0
     if evaluation.clients or experiment.participation.on_host:
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
-
-    def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
-        return (
-            set_aside(splits, evaluation.personalization)
-            if evaluation.personalization
-            else ((), splits)
-        )
-
     own_models = evaluation.validate_with == "own"
     # If every client is tested on its validation samples, these are evaluated once.
     tests_validate = own_models and all(domain.test is domain.validation for domain in domains)
-    steps = _steps(experiment) if evaluation.personalization else None
-    adapt = None
-    if steps:
-        adapt = made_once(
-            ("adapt", steps, experiment.mesh), lambda: adapted_rows(steps, experiment.mesh)
-        )
-    labelled, tests = aside([domain.test for domain in domains])
+    tests, score = _scoring(experiment, size, task, [domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
-    parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
+    parts = {"accuracy": (True, score)}
     if not tests_validate and all(domain.validation is not None for domain in domains):
-        labelled, validations = aside([domain.validation for domain in domains])
-        parts["validation"] = (
-            own_models,
-            _scoring(experiment, size, task, validations, labelled, adapt),
-        )
+        validations = [domain.validation for domain in domains]
+        parts["validation"] = own_models, _scoring(experiment, size, task, validations)[1]
     if train_loss:
-        score = made_once(("mean loss", experiment.task), lambda: scoring.mean_loss(task))
-        loss, train = task._replace(score=score), [domain.train for domain in domains]
-        parts["train_loss"] = True, _scoring(experiment, size, loss, train)
+        mean_loss = made_once(("mean loss", experiment.task), lambda: _mean_loss(task))
+        loss, train = task._replace(score=mean_loss), [domain.train for domain in domains]
+        parts["train_loss"] = True, _scoring(experiment, size, loss, train, adapts=False)[1]
 
-    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
-        scores: dict[str, list[float | AnyAnswers]] = {key: [] for key in parts}
+    def evaluate(state: AnyState, trained: _Trained = None, keep: Keep | None = None) -> Record:
+        scores: dict[str, list[float | AnyAnswers]] = {part: [] for part in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
             # The last block repeats clients, so that all blocks have one shape.
             client = tested[np.resize(places, size)] if size else None
-            models = {
-                with_own_models: _models_of(
-                    state, client, trained, with_own_models, experiment.mesh
-                )
-                for with_own_models in {with_own_models for with_own_models, _ in parts.values()}
-            }
-            for key, (with_own_models, score) in parts.items():
-                scores[key] += score(models[with_own_models], places)
+            model_of = cache(partial(_models_of, state, client, trained, experiment.mesh))
+            for part, (with_own_models, score) in parts.items():
+                scores[part] += score(model_of(with_own_models), places)
         record = {
             part: by_client(names, [*map(_percent, answers)], limit)
             for part, answers in scores.items()
         }
-        record |= measures_by_client(names, [*zip(scores["accuracy"], tests, strict=True)], limit)
+        record |= _measures_by_client(names, [*zip(scores["accuracy"], tests, strict=True)], limit)
         if tests_validate:
             record["validation"] = record["accuracy"]
-        if keep is not None:
-            for k in some_of(len(names), limit) if size else range(len(names)):
-                if isinstance(answers := scores["accuracy"][k], AnyAnswers):
-                    keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
+        for k in some_of(len(names), limit) if size else range(len(names)):
+            answers = scores["accuracy"][k]
+            if keep is not None and isinstance(answers, AnyAnswers):
+                keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
 
 
+def _answering(experiment: Experiment) -> Task:
+    return made_once(("answering", experiment.task), lambda: answering(experiment.task))
+
+
+def _steps(experiment: Experiment) -> Callable[..., Variables]:
+    """Returns `steps(variables, images, labels)`: the model after a client's gradient steps."""
+    choice, model = experiment.evaluation.personalization, experiment.model
+    options = {"prepare": experiment.prepare, "statistics": experiment.method.statistics}
+    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
+    return made_once(("steps", choice, model, *options.values()), lambda: steps)
+
+
+def _measures_by_client(
+    names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
+) -> dict[str, Any]:
+    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
+
+    Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
+    """
+    if not all(isinstance(answers, AnyAnswers) for answers, _ in answered):
+        return {}
+    rows, measures = [answers.measures(split) for answers, split in answered], {}
+    for name in rows[0]:
+        values = np.array([row[name] for row in rows])
+        finite = values[np.isfinite(values)]
+        mean = {"mean": float(finite.mean()) if len(finite) else None}
+        measures[name] = by_client(names, values, limit, mean=False) | mean
+    return {"measures": measures}
+
+
+def _mean_loss(task: Task) -> Score:
+    """Returns the task's loss as a score: its mean over all samples of a client."""
+
+    def of_batch(outputs: Any, label: Any, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss = task.loss(outputs, label, valid)
+        count = valid.sum().astype(loss.dtype)
+        return loss * count, count
+
+    def of_all(sums: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        losses, counts = sums
+        return losses.sum() / counts.sum().clip(1)
+
+    return Score("loss", of_batch, of_all)
+
+
+def _adapted_rows(
+    steps: Callable[..., Variables], mesh: Mesh | None
+) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
+    """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh.
+
+    All its leaves but frozen ones are personal. There is one labelled split for each row.
+    """
+
+    def on_device(common: tuple, rows: tuple, _: None) -> Variables:
+        shared, frozen = common
+
+        def adapted(row: tuple) -> Variables:
+            variables = steps(with_frozen(join(shared, row[0]), frozen), *row[1:])
+            return with_frozen(variables, None)
+
+        # One client after another: side by side their gradients would need K times the memory.
+        return jax.lax.map(adapted, rows)
+
+    @jax.jit
+    def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
+        rows = state.personal, images, labels
+        personal = apart(on_device, mesh, (state.shared, state.frozen), rows)
+        nothing = jax.tree.map(lambda leaf: None, state.shared)
+        return state._replace(shared=nothing, personal=personal)
+
+    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
+        images = np.stack([np.asarray(split.images) for split in labelled])
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(split.labels for split in labelled))
+        return adapted(state, images, labels)
+
+    return adapt
+
+
 def _scoring(
-    experiment: Experiment,
-    size: int,
-    task: Task,
-    splits: Sequence[Split],
-    labelled: Sequence[Split] = (),
-    adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
-) -> Callable[[FederatedState, np.ndarray], list[float | AnyAnswers]]:
-    """Returns `score(state, places)`, the scores of the clients at `places`.
+    experiment: Experiment, size: int, task: Task, splits: Sequence[Split], adapts: bool = True
+) -> tuple[Sequence[Split], Callable[[FederatedState, np.ndarray], list[float | AnyAnswers]]]:
+    """Returns the tested samples, and `score(state, places)` of the clients at `places`.
 
     Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
-    `adapt`, each client first adapts to its `labelled` samples.
+    personalization each client `adapts` first, to samples that are not tested.
     """
-    model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
-    rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
-    score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
+    mesh, rule, adapt = experiment.mesh, experiment.method.statistics, None
+    if adapts and (personalization := experiment.evaluation.personalization):
+        labelled, splits = set_aside(splits, personalization)
+        steps = _steps(experiment)
+        adapt = made_once(("adapt", steps, mesh), lambda: _adapted_rows(steps, mesh))
+    rows = size or padded(len(splits), mesh)
+    score = scoring.score_clients(
+        experiment.model, experiment.prepare, size or len(splits), task, rule, mesh
+    )
     batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
         limit = experiment.evaluation.device_megabytes
@@ -200,39 +245,33 @@ def _scoring(
         if adapt:
             state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
         if not size:
-            return score(state, resident())[: len(places)]
+            return score(state, resident())
         batches = scoring.SplitBatches([splits[k] for k in places], batch, mesh, rows=size)
         return score(state, batches.blocks(_BLOCK))[: len(places)]
 
-    return of_places
-
-
-def _steps(experiment: Experiment) -> Callable[..., Variables]:
-    personalization, rule = experiment.evaluation.personalization, experiment.method.statistics
-    options = personalization, experiment.model, experiment.prepare, rule
-    return made_once(("steps", *options), lambda: local_steps(*options))
+    return splits, of_places
 
 
 def _models_of(
-    state: _State,
+    state: AnyState,
     client: np.ndarray | None,
     trained: _Trained,
-    own_models: bool,
     mesh: Mesh | None,
+    own_models: bool,
 ) -> FederatedState:
     """Returns a state with the models of some clients (None: all), their own or the aggregated one.
 
     Clients that have never trained have what an unseen client receives.
     """
-    if isinstance(state, population.PopulationState):
+    if isinstance(state, PopulationState):
         spread = clients_of(mesh)
         local_rows = own_rows(len(client), spread)
         read = state.rows_of(client[local_rows], ("personal",))["personal"]
         rows = place_own(local_rows, len(client), spread, read)
         has_trained = state.trained[client]
-        common = state.state
+        state = state.state
     else:
-        common, rows = state, state.personal
+        rows = state.personal
         has_trained = np.ones(len(state.weights), bool) if trained is None else trained
         if client is not None:
             rows, has_trained = jax.tree.map(lambda leaf: leaf[client], rows), has_trained[client]
@@ -240,18 +279,15 @@ def _models_of(
             return state
         else:  # on a mesh the rows are padded
             has_trained = np.pad(has_trained, (0, len(jax.tree.leaves(rows)[0]) - len(has_trained)))
-    return _with_rows(common._replace(memory=(), weighing=()), rows, has_trained & own_models)
+    return _with_rows(state._replace(memory=(), weighing=()), rows, has_trained & own_models)
 
 
-def variables_of_client(state: _State, client: int, trained: _Trained = None) -> Variables:
+def variables_of_client(state: AnyState, client: int, trained: _Trained = None) -> Variables:
     """Returns the model with which an internal client is tested, before any personalization.
 
-    Args:
-      state: of all clients, on one device.
-      client: its number.
-      trained: bool[K], as for `Evaluate`.
+    `state` is on one device; `trained` bool[K] is as for `Evaluate`.
     """
-    model = _models_of(state, np.array([client]), trained, True, None)
+    model = _models_of(state, np.array([client]), trained, None, True)
     return predicting(client_variables(model, 0))
 
 
@@ -275,21 +311,20 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
-    prepare, mesh = experiment.prepare, experiment.mesh
-    choices = experiment.adaptations
-    task = made_once(("answering", experiment.task), lambda: answering(experiment.task))
+    choices, mesh, task = experiment.adaptations, experiment.mesh, _answering(experiment)
     names, splits = [domain.name for domain in experiment.unseen], [*map(whole, experiment.unseen)]
     parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
+    adapt = {}
     if personalization := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, personalization)
         one_client = _steps(experiment)
-        steps, adapt = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client)), {}
+        steps = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client))
         for name, split in zip(names, labelled, strict=True):
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
     tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
     score = {
-        adaptation: scoring.score_unseen(choice.adaptation, prepare, task, mesh)
+        adaptation: scoring.score_unseen(choice.adaptation, experiment.prepare, task, mesh)
         for adaptation, choice in choices.items()
     }
 
@@ -303,26 +338,25 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     if mesh is not None:  # every device needs the mean of rows that are spread over all
         serve = jax.jit(serve, out_shardings=copies_on(mesh))
 
-    def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
+    def evaluate(state: AnyState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
             variables, answers = received, {}
-            if personalization:
+            if adapt:
                 variables = adapt[name](received, frozen=state.frozen)
             for adaptation, choice in choices.items():
                 # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
                 placement = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, placement)
-                answers[adaptation] = score[adaptation](variables, parts())
-                if isinstance(answers[adaptation], AnyAnswers):
-                    answers[adaptation] = _in_split_order(
-                        answers[adaptation], len(split.images), choice.order
-                    )
+                answer = score[adaptation](variables, parts())
+                if isinstance(answer, AnyAnswers):  # back in the split's own order
+                    number = np.arange(len(split.images))
+                    order = scoring.in_order(Split(number, number), choice.order).images
+                    answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = Kept(
-                            answers[adaptation], split, parts_of_domains[name]
-                        )
+                        keep[name, adaptation] = Kept(answer, split, parts_of_domains[name])
+                answers[adaptation] = answer
             scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
             measures[name] = measures_of(answers, split)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
@@ -336,42 +370,31 @@ def _percent(score: AnyAnswers | float) -> float:
     return score.percent if isinstance(score, AnyAnswers) else score
 
 
-def _in_split_order(answers: AnyAnswers, count: int, order: int) -> AnyAnswers:
-    """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
-    number = np.arange(count)
-    return answers.ordered(np.argsort(scoring.in_order(Split(number, number), order).images))
-
-
 def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
     """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
 
-    def first_prediction(
-        adaptation: str, state: FederatedState, images: jax.Array, valid: jax.Array
-    ) -> Any:
-        variables, (init, predict) = (
-            served_variables(state, [adaptation]),
-            choices[adaptation].adaptation,
-        )
+    def first_prediction(spelling: str, state: Any, images: jax.Array, valid: jax.Array) -> Any:
+        init, predict = experiment.adaptations[spelling].adaptation
+        variables = served_variables(state, [spelling])
         images = experiment.prepare(images, parameter_dtype(variables))
         return predict(variables, init(variables), images, valid)
 
-    choices = experiment.adaptations if experiment.unseen else {}
-    for adaptation, choice in choices.items():
+    for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
         like, size = experiment.unseen[0].test.images, choice.batch_size
         images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
         valid = jax.ShapeDtypeStruct((size,), bool)
-        with naming(f"config.adaptations={brief(adaptation)} on config.model"):
-            jax.eval_shape(partial(first_prediction, adaptation), state, images, valid)
+        with naming(f"config.adaptations={brief(spelling)} on config.model"):
+            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
 
 
-def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
+def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
     Raises:
       ConfigError: `ensemble` is chosen, but the clients' rows are on the host.
     """
-    if isinstance(state, population.PopulationState):
-        population.refuse_ensemble(choices)
+    if isinstance(state, PopulationState):
+        refuse_ensemble(choices)
         state = state.state
     variables = global_variables(state)
     if any(adaptation.partition(":")[0] == ensemble.__name__ for adaptation in choices):

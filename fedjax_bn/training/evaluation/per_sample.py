@@ -21,8 +21,7 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection import PREDICTION, detect
 from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes
 from fedjax_bn.tasks.segmentation import overlays
-from fedjax_bn.training.evaluation.answers import read_answers
-from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
+from fedjax_bn.training.evaluation.answers import AnsweredMasks, read_answers
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import write_picture
@@ -53,13 +52,8 @@ def features_of(
 ) -> np.ndarray:
     """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
 
-    Args:
-      make: model -> adaptation without carry, such as `adaptation.running`.
-      model: linen module.
-      prepare: stored images -> what the model reads.
-      variables: the collections that the adaptation needs.
-      split: N samples.
-      batch_size: samples of one pass.
+    `make` is model -> adaptation without carry, such as `adaptation.running`, and `variables` are
+    the collections that it needs.
     """
     adaptation = make(FeaturesOf(model))
 
@@ -77,17 +71,16 @@ def _over_batches(
     function: Callable[[Variables, jax.Array], Any],
 ) -> Any:
     """Returns the function's outputs for all samples, joined: arrays [N, ...]."""
-    data = SplitBatches([split], batch_size).all_at_once()
 
     @jax.jit
     def run(variables: Variables, images: jax.Array) -> Any:
         dtype = parameter_dtype(variables)
         return jax.lax.map(lambda batch: function(variables, prepare(batch, dtype)), images)
 
-    def joined(leaf: jax.Array) -> np.ndarray:
-        return np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(split.images)]
-
-    return jax.tree.map(joined, run(variables, data.images))
+    outputs = run(variables, SplitBatches([split], batch_size).all_at_once().images)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(split.images)], outputs
+    )
 
 
 def shows_boxes(experiment: Experiment) -> bool:
@@ -119,15 +112,14 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
         return pictures
 
     def draw() -> bytes:
-        rule = experiment.method.statistics
+        rule, dataset, rows = experiment.method.statistics, experiment.internal, {}
         find_by_rule = finder(of_clients(experiment.model, rule))
         served = find_by_rule if rule is None else finder(running(experiment.model))
-        rows, received, dataset = {}, global_variables(state), experiment.internal
         for k, domain in enumerate(dataset.domains[:_CLIENTS]):
             name = of_part(domain.name, scored_part([domain]))
             rows[name] = find_by_rule(client_variables(state, k), domain.test)
         for domain in experiment.unseen[:_CLIENTS]:
-            rows[domain.name] = served(received, whole(domain))
+            rows[domain.name] = served(global_variables(state), whole(domain))
         return found_boxes(rows, class_names(dataset))
 
     write_picture(folder / "plots" / "boxes.png", draw)
@@ -142,12 +134,12 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
     Raises:
       WorkdirError: a file of `answers/` is damaged.
     """
-    parts = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
+    part_of = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
     inside: dict[str, list[overlays.Picture]] = {}
     outside: dict[str, list[overlays.Picture]] = {}
     for (name, adaptation), answered in read_answers(folder).items():
         if isinstance(answered, AnsweredMasks) and answered.pictures:
-            label = f"{name} [{adaptation}]" if adaptation else of_part(name, parts[name])
+            label = f"{name} [{adaptation}]" if adaptation else of_part(name, part_of[name])
             (outside if adaptation else inside)[label] = answered.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:

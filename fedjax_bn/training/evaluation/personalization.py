@@ -6,32 +6,20 @@ from the split that is evaluated, and never count in the accuracy.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
-from fedjax_bn.engine.devices import apart
-from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.sharing import Variables, join, with_frozen
 
 
 class Personalization(NamedTuple):
-    """How a client adapts before it is tested.
-
-    Attributes:
-      samples: labelled samples, at least 1.
-      steps: gradient steps, at least 1.
-      rate: their learning rate.
-      seed: draws the samples.
-    """
+    """How a client adapts before its test; at least one step, on at least one sample of `seed`."""
 
     samples: int
     steps: int
@@ -47,10 +35,10 @@ def personalization_of(
     rate: float | None = None,
 ) -> Personalization | None:
     """Returns how clients adapt before they are tested; None values are the method's own."""
-    usual = inspect.signature(personalize).parameters["inner_rate"].default
-    own_samples, own_rate = method.personalize or (0, usual)
-    samples = own_samples if samples is None else samples
-    rate = own_rate if rate is None else rate
+    usual_rate = inspect.signature(personalize).parameters["inner_rate"].default
+    method_samples, method_rate = method.personalize or (0, usual_rate)
+    samples = method_samples if samples is None else samples
+    rate = method_rate if rate is None else rate
     return Personalization(samples, steps, rate, seed) if samples else None
 
 
@@ -60,23 +48,20 @@ def check_labelled(
     """Raises ConfigError if a client has too few samples to label some and test the others."""
     if not choice:
         return
+    key = f"config.personalize_samples={choice.samples}"
     if any(isinstance(domain.test.labels, dict) for domain in (*internal.domains, *unseen)):
         raise ConfigError(
-            f"config.personalize_samples={choice.samples} adapts classifiers, but images of "
-            f"{internal.name} have boxes or masks: set it to 0"
+            f"{key} adapts classifiers, but images of {internal.name} have boxes or masks: set it "
+            "to 0"
         )
     tested = [(domain.name, *part) for domain in internal.domains for part in splits(domain)]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
-        if name == "train":
-            continue
         labelled, unlabelled = _draw_labelled(split, choice)
-        if len(labelled) < choice.samples or not len(unlabelled):
+        if name != "train" and (len(labelled) < choice.samples or not len(unlabelled)):
             raise ConfigError(
-                f"config.personalize_samples={choice.samples}, but client {client!r} has "
-                f"{len(split.images)} samples in its {name} split, too few to label these and test "
-                "others: lower it, set it to 0 to test without personalization, or give the client "
-                "more samples (data.test, data.validation)"
+                f"{key} leaves none to test of the {len(split.images)} samples in the {name} split "
+                f"of {client!r}: lower it, or set it to 0 to test without personalization"
             )
 
 
@@ -88,8 +73,7 @@ def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, n
     """
     # The same samples in every round and every command, whatever else the run draws.
     group = number_groups(split.names, len(split.images))
-    order = np.random.default_rng(choice.seed).permutation(len(group))
-    labelled = order[: choice.samples]
+    labelled = np.random.default_rng(choice.seed).permutation(len(group))[: choice.samples]
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
 
 
@@ -105,44 +89,3 @@ def set_aside(
         for split in {id(split): split for split in parts}.values()
     }
     return tuple(zip(*(divided[id(split)] for split in parts), strict=True))
-
-
-def local_steps(
-    choice: Personalization, model: Any, prepare: Callable, statistics: Callable | None
-) -> Callable[..., Variables]:
-    """Returns `adapt(variables, images, labels)`: the model after a client's gradient steps."""
-    options = {"prepare": prepare, "statistics": statistics}
-    return partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
-
-
-def adapted_rows(
-    steps: Callable[..., Variables], mesh: Mesh | None
-) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
-    """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh.
-
-    All its leaves but frozen ones are personal. There is one labelled split for each row.
-    """
-
-    def on_device(common: tuple, rows: tuple, _: None) -> Variables:
-        shared, frozen = common
-
-        def adapted(row: tuple) -> Variables:
-            variables = steps(with_frozen(join(shared, row[0]), frozen), *row[1:])
-            return with_frozen(variables, None)
-
-        # One client after another: side by side their gradients would need K times the memory.
-        return jax.lax.map(adapted, rows)
-
-    @jax.jit
-    def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
-        rows = state.personal, images, labels
-        personal = apart(on_device, mesh, (state.shared, state.frozen), rows)
-        nothing = jax.tree.map(lambda leaf: None, state.shared)
-        return state._replace(shared=nothing, personal=personal)
-
-    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
-        images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(split.labels for split in labelled))
-        return adapted(state, images, labels)
-
-    return adapt

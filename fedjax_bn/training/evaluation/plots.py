@@ -11,27 +11,24 @@ from fedjax_bn.arguments.text import file_name
 from fedjax_bn.tasks.figures import on_plot, png
 
 _MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with their number
-_NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings without an order: bars, not a line
 _DOTTED = " (dotted: plain inference)"
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
     """Draws each domain's mean features by channel, before and after its mask (FedCD, Fig. 4).
 
-    Args:
-      features: domain -> f[N, F], before the mask.
-      masks: f[D, F], the mask of each domain.
+    `features` are domain -> f[N, F], before the mask; `masks` f[D, F].
     """
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     grid = figure.subplots(2, len(features), sharex=True, sharey="col", squeeze=False)
     for column, (name, values), mask in zip(grid.T, features.items(), masks, strict=True):
-        title = on_plot(name)
-        rows = {f"{title}: features": values, f"{title}: masked features": values * mask}
-        for axes, (head, drawn), color in zip(column, rows.items(), ("C0", "C1"), strict=True):
-            means = drawn.mean(0)
-            axes.bar(np.arange(len(means)), means, width=1, color=color)
+        for row, (head, drawn) in enumerate(
+            (("features", values), ("masked features", values * mask))
+        ):
+            axes, means = column[row], drawn.mean(0)
+            axes.bar(np.arange(len(means)), means, width=1, color=f"C{row}")
             axes.axhline(means.mean(), color="black", linestyle=":", linewidth=1)
-            axes.set(title=f"{head}, mean {means.mean():.3g}")
+            axes.set(title=f"{on_plot(name)}: {head}, mean {means.mean():.3g}")
             axes.grid(axis="y", alpha=0.3)
         column[-1].set_xlabel("channel")
     for axes in grid[:, 0]:
@@ -44,32 +41,23 @@ def ablations(
 ) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yields (end of a file name, `draw() -> PNG`) for every key that adaptations of one name vary.
 
-    Args:
-      scores: domain -> adaptation -> percent, as "unseen" in a run's summary.
-      score: what the percentages are.
+    `scores` are domain -> adaptation -> percent, as "unseen" in a run's summary.
     """
-    texts = list(next(iter(scores.values()), {}))
     baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
-    for (name, key), choices in varied(texts).items():
+    for (name, key), choices in varied([*next(iter(scores.values()), {})]).items():
         values = {
             domain: {value: [row[adaptation]] for value, adaptation in choices.items()}
             for domain, row in scores.items()
         }
-        label = f"{key} of {name}"
-        if key in _NO_AMOUNTS:
-            draw = partial(_bars, values, label, baseline, score)
-        else:
-            wide = key == "batch_size"
-            draw = partial(ablation, values, label, baseline, logarithmic=wide, score=score)
+        options = {"label": f"{key} of {name}", "baseline": baseline, "score": score}
+        draw = partial(ablation, values, logarithmic=key == "batch_size", **options)
         yield f"-{file_name(name)}-{file_name(key)}.png", draw
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
     """Draws a point for every test sample and layer, and the layers' medians (FedIG, Fig. 4a).
 
-    Args:
-      by_layer: layer name -> alpha f[N] in [0, 1].
-      title: the text above the plot.
+    `by_layer` is layer name -> alpha f[N] in [0, 1].
     """
     figure = Figure(figsize=(max(6, 0.4 * len(by_layer) + 2), 4), layout="constrained")
     axes = figure.subplots()
@@ -90,10 +78,8 @@ def embeddings(
 ) -> bytes:
     """Draws t-SNE of features, a panel for each method, a colour for each class (FedIG, Fig. 4b).
 
-    Args:
-      features: panel title -> f[N, F]; of more than 1,000 samples, 1,000 are drawn at random.
-      labels: i32[N].
-      classes: the class names, in the order of the labels.
+    `features` are panel title -> f[N, F]; of more than 1,000 samples, 1,000 are drawn at random.
+    `labels` are i32[N], `classes` their names.
     """
     from sklearn.manifold import TSNE
 
@@ -102,7 +88,7 @@ def embeddings(
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     panels = figure.subplots(1, len(features), squeeze=False)[0]
     for axes, (title, values) in zip(panels, features.items(), strict=True):
-        # scikit-learn's t-SNE needs a perplexity below the number of samples
+        # scikit-learn's t-SNE needs a perplexity below the number of samples.
         perplexity = min(30, (len(chosen) - 1) / 3)
         flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
         for label in np.unique(labels):
@@ -124,22 +110,20 @@ def ablation(
 ) -> bytes:
     """Draws accuracy over a setting, the mean and range of each method (TsmoBN, Fig. 3).
 
-    Args:
-      values: method -> setting -> accuracies of the repeats, percent.
-      label: the name of the setting, such as "momentum".
-      baseline: method -> accuracy of plain inference, drawn dotted.
-      logarithmic: whether the setting's axis is logarithmic, such as for batch sizes.
-      score: what the percentages are.
+    `values` are method -> setting -> accuracies of the repeats, percent, and `baseline` method ->
+    accuracy of plain inference, drawn dotted.
     """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for i, (name, row) in enumerate(values.items()):
-        places, color = sorted(row), f"C{i}"
+        # Settings that are no numbers, such as affine=mean, stand side by side.
+        numeric = all(isinstance(place, int | float) for place in row)
+        places, color = sorted(row) if numeric else list(row), f"C{i}"
         repeats = [np.asarray(row[place], float) for place in places]
+        places = places if numeric else [*map(str, places)]
         axes.plot(places, [r.mean() for r in repeats], "o-", color=color, label=on_plot(name))
-        axes.fill_between(
-            places, [r.min() for r in repeats], [r.max() for r in repeats], color=color, alpha=0.2
-        )
+        ranges = [r.min() for r in repeats], [r.max() for r in repeats]
+        axes.fill_between(places, *ranges, color=color, alpha=0.2)
         if name in baseline:
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
@@ -147,31 +131,4 @@ def ablation(
     axes.set(xlabel=on_plot(label), ylabel=f"{score}, %" + _DOTTED * bool(baseline))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    return png(figure)
-
-
-def _bars(
-    values: Mapping[str, Mapping[object, Sequence[float]]],
-    label: str,
-    baseline: Mapping[str, float],
-    score: str,
-) -> bytes:
-    """Draws `ablation` as bars, a group for each method (TsmoBN, Fig. 3c and 3d)."""
-    figure = Figure(figsize=(max(6, 1.5 * len(values) + 2), 4), layout="constrained")
-    axes = figure.subplots()
-    names = list(dict.fromkeys(setting for row in values.values() for setting in row))
-    width = 0.8 / len(names)
-    for i, setting in enumerate(names):
-        rows = [np.asarray(row.get(setting, [np.nan]), float) for row in values.values()]
-        means = np.array([row.mean() for row in rows])
-        reach = np.abs([[row.min(), row.max()] for row in rows] - means[:, None]).T
-        places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
-        axes.bar(places, means, width, yerr=reach, capsize=2, label=on_plot(str(setting)))
-    for i, name in enumerate(values):
-        if name in baseline:
-            axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
-    axes.set_xticks(range(len(values)), [on_plot(name) for name in values])
-    axes.set(ylabel=f"{score}, %" + _DOTTED * bool(baseline), title=on_plot(label))
-    axes.grid(axis="y", alpha=0.3)
-    figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)

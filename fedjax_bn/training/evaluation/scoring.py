@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
@@ -28,29 +28,21 @@ from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import completed
 from fedjax_bn.task import Score, Task, classification
 from fedjax_bn.training.evaluation.answers import AnyAnswers
-from fedjax_bn.training.mesh import copies_on, over_all, place_copies, place_rows
+from fedjax_bn.training.mesh import copies_on, place_copies, place_rows
 from fedjax_bn.training.programs import made_once
-from fedjax_bn.training.stream import megabytes
+from fedjax_bn.training.rounds import megabytes
 
 PyTree = Any
 _THREADS = 8
-# On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
-# all batches evenly ("parts"), or each device has all of them ("copies").
-Where = Literal["clients", "parts", "copies"]
 _Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 
 
 class _TestData(NamedTuple):
     """Batches of test samples of some clients; no batch mixes two clients.
 
-    Clients of one domain may test on the same batches, so T client batches point to U stored ones.
-
-    Attributes:
-      images: u8[U, B, H, W, C] or f32[U, B, F].
-      labels: i32[U, B], or a tree of arrays [U, B, ...].
-      valid: bool[U, B].
-      client: i32[T], the client of each batch; -1 for padding, which does not count.
-      batch: i32[T], the number of each batch among those stored on its device.
+    Clients of one domain may test on the same batches, so T client batches point to U stored ones:
+    images [U, B, ...], labels [U, B] or a tree of [U, B, ...], valid bool[U, B]; `client` i32[T] is
+    -1 for padding, `batch` i32[T] a number among those stored on its device.
     """
 
     images: jax.Array
@@ -66,12 +58,14 @@ Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block 
 class SplitBatches:
     """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
+    A split that several clients have (the same object) is stored once on each device.
+
     Args:
-      splits: of the clients. One that several clients have (the same object) is stored once on
-        each device.
+      splits: of the clients.
       batch_size: B; at most the largest split, unless `rows` is given.
       mesh: the devices; None for one.
-      placement: on a mesh, which devices have which batches.
+      placement: on a mesh a batch is on the device that has its client's model ("clients"), or the
+        devices share all batches evenly ("parts"), or each device has all of them ("copies").
       rows: of the state, if it has more rows than there are splits; 0 if not.
     """
 
@@ -80,26 +74,25 @@ class SplitBatches:
         splits: Sequence[Split],
         batch_size: int,
         mesh: Mesh | None = None,
-        placement: Where = "clients",
+        placement: Literal["clients", "parts", "copies"] = "clients",
         rows: int = 0,
     ) -> None:
         longest = max(len(split.images) for split in splits)
         self._splits, self._size = splits, batch_size if rows else min(batch_size, longest)
-        self._mesh, self._placement = mesh, placement
+        self._mesh, self._copied = mesh, placement == "copies"
         places = [
             (k, split, start)
             for k, split in enumerate(splits)
             for start in range(0, len(split.images), self._size)
         ]
-        if mesh is None or placement == "copies":
-            self._parts = [places]  # of each device
-        elif placement == "parts":
-            batches_per_device = -(-len(places) // mesh.size)
-            self._parts = [
-                places[d * batches_per_device : (d + 1) * batches_per_device]
-                for d in range(mesh.size)
-            ]
-        else:
+        self._spread = None
+        if mesh is not None and not self._copied:  # over all devices, also those of a batch
+            self._spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._parts: list[list[_Place]] = [places]  # of each device
+        if self._spread is not None and placement == "parts":
+            count = -(-len(places) // mesh.size)
+            self._parts = [places[d * count : (d + 1) * count] for d in range(mesh.size)]
+        elif self._spread is not None:
             clients_per_device = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]
             beside = mesh.size // mesh.shape[CLIENTS]  # with the same clients, for batches in turn
             self._parts = [[] for _ in range(mesh.size)]
@@ -113,31 +106,22 @@ class SplitBatches:
         return self._stacked(self._parts, width, self._longest)
 
     def blocks(self, length: int) -> Iterator[_TestData]:
-        """Yields the batches on the device in blocks of one shape.
-
-        Args:
-          length: batches of a block on each device; the last block ends with empty ones.
-        """
+        """Yields the batches on the device in blocks of one shape, of `length` on each device."""
 
         def block(start: int) -> _TestData:
             parts = [part[start : start + length] for part in self._parts]
             return self._stacked(parts, length, length)
 
-        starts = range(0, self._longest, length)
         with ThreadPoolExecutor(1) as thread:  # reads the next block while one is judged
             waiting = thread.submit(block, 0)
-            for following in starts[1:]:
+            for following in range(length, self._longest, length):
                 ready, waiting = waiting.result(), thread.submit(block, following)
                 yield ready
             yield waiting.result()
 
     def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[_TestData]]:
-        """Returns `parts()`: all batches, which stay on the device, or blocks from the host.
-
-        Args:
-          device_megabytes: splits that take more on each device are streamed.
-        """
-        devices = 1 if self._mesh is None or self._placement == "copies" else self._mesh.size
+        """Returns `parts()`: all batches, which stay on the devices if they fit, or else blocks."""
+        devices = 1 if self._spread is None else self._mesh.size
         if megabytes(self._splits) <= device_megabytes * devices:
             resident = self.all_at_once()
             return lambda: (resident,)
@@ -149,35 +133,31 @@ class SplitBatches:
     def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> _TestData:
         """Returns each device's batches, padded by empty ones to U = `width` and T = `length`."""
         # Splits are compared by identity, because comparing their arrays would read all of them.
-        stored = [{(id(place[1]), place[2]): place for place in part} for part in parts]
-        alone = self._mesh is None or self._placement == "copies"
-        spread = None if alone else over_all(self._mesh)
-        nothing = (-1, self._splits[0], len(self._splits[0].images))
+        stored_of = [{(id(split), at): (split, at) for _, split, at in part} for part in parts]
+        empty = self._splits[0], len(self._splits[0].images)
 
         def read(start: int, stop: int) -> tuple:
-            places = [*stored[start // width].values()]
-            places += [nothing] * (stop - start - len(places))
+            places = [*stored_of[start // width].values()]
+            places += [empty] * (stop - start - len(places))
             with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
-                batches = threads.map(lambda place: _read_batch(*place[1:], self._size), places)
+                batches = threads.map(lambda place: _read_batch(*place, self._size), places)
                 return jax.tree.map(lambda *rows: np.stack(rows), *batches)
 
         def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
             part = parts[start // length]
-            number = {key: i for i, key in enumerate(stored[start // length])}
-            pointers = [(k, number[id(split), sample]) for k, split, sample in part]
+            number = {key: i for i, key in enumerate(stored_of[start // length])}
+            pointers = [(k, number[id(split), at]) for k, split, at in part]
             pointers += [(-1, 0)] * (stop - start - len(part))
             return tuple(np.array(column, np.int32) for column in zip(*pointers, strict=True))
 
-        images, labels, valid = place_rows(read, len(parts) * width, spread)
-        data = _TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
-        return place_copies(data, self._mesh) if self._placement == "copies" else data
+        images, labels, valid = place_rows(read, len(parts) * width, self._spread)
+        pointers = place_rows(point, len(parts) * length, self._spread)
+        data = _TestData(images, labels, valid, *pointers)
+        return place_copies(data, self._mesh) if self._copied else data
 
 
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
-    """Returns images [B, ...], labels [B, ...] and valid bool[B] from sample `start` of a split.
-
-    Zeros pad the batch after the last sample. Labels get the dtype in which they are `stored`.
-    """
+    """Returns images, labels and valid bool[B] from sample `start`, with zeros after the last."""
     images = np.asarray(split.images[start : start + batch_size])
     count = len(images)
 
@@ -194,8 +174,7 @@ def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, 
 def as_stored(split: Split) -> Split:
     """Returns the split in the order of storage, in which `predict` reads the same samples.
 
-    Image files are ordered by their paths, and rows of an array by their numbers in it; other
-    samples keep their order.
+    Image files are ordered by their paths, and rows of an array by their numbers in it.
     """
     images, _, names = split
     if names is not None and len(names) and is_image(str(names[0])):
@@ -230,8 +209,7 @@ def score_clients(
       prepare: stored images -> what the model reads.
       num_clients: K; a client without samples gets the task's score of no samples.
       task: how outputs are judged; by default `task.classification`.
-      statistics: how the method's clients predict, its `FederatedMethod.statistics`; None for
-        their running statistics.
+      statistics: the method's `FederatedMethod.statistics`.
       mesh: the devices that hold state and blocks; None for one.
     """
     score = (task or classification()).score
@@ -282,8 +260,7 @@ def _judging(
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
     """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host.
 
-    `client` i32[T] has the clients of all batches that hold samples, and `batch_scores` has what
-    the score keeps of these batches, arrays [T, ...].
+    Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
     """
 
     def on_device(common: tuple, personal: PyTree, data: _TestData) -> tuple[PyTree, tuple]:
@@ -300,11 +277,8 @@ def _judging(
             return carry, score.of_batch(outputs, label, valid)
 
         carry, batch_scores = jax.lax.scan(judge_batch, carry, (data.client, data.batch))
-        return carry, (
-            data.client,
-            data.valid.any(1)[data.batch] & (data.client >= 0),
-            batch_scores,
-        )
+        used = data.valid.any(1)[data.batch] & (data.client >= 0)
+        return carry, (data.client, used, batch_scores)
 
     # Every process reads all results, whichever device made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
@@ -333,18 +307,3 @@ def _total(score: Score, batch_scores: PyTree, rows: np.ndarray) -> float | AnyA
     if isinstance(total, AnyAnswers):
         return total
     return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
-
-
-def mean_loss(task: Task) -> Score:
-    """Returns the task's loss as a score: its mean over all samples of a client."""
-
-    def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss = task.loss(outputs, label, valid)
-        count = valid.sum().astype(loss.dtype)
-        return loss * count, count
-
-    def of_all(sums: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        losses, counts = sums
-        return losses.sum() / counts.sum().clip(1)
-
-    return Score("loss", of_batch, of_all)

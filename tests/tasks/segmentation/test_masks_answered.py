@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import Rows, Split
 from fedjax_bn.engine.overlap import score_of
 from fedjax_bn.task import segmentation
@@ -148,15 +147,3 @@ def test_predictions_are_written_as_masks_or_as_scores_by_volume_and_class(tmp_p
     with np.load(tmp_path / "p.npz") as stored:
         assert json.loads(str(stored["names"])) == [["a", ""]]
         np.testing.assert_array_equal(stored["predicted0"], predicted)
-
-
-def test_a_damaged_row_is_named_with_its_file(tmp_path):
-    _, answers, split, _ = some(volume=VOLUME)
-    write_answers(tmp_path, {("a", ""): Kept(answers, split)})
-    path = tmp_path / "answers" / "internal.npz"
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    for name, wrong in (("dice0", arrays["dice0"][0]), ("masks0.1", arrays["masks0.1"][:1])):
-        np.savez(path, **(arrays | {name: wrong}))
-        with pytest.raises(WorkdirError, match=r"internal\.npz"):
-            read_answers(tmp_path)
