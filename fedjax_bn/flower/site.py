@@ -311,7 +311,8 @@ class _Task:
         """
         frozen, begin = self._frozen(), self.order.begin
         if not begin:
-            return jax.device_get(own_of(self.site.start(), 0))._replace(frozen=frozen)
+            start = own_of(self.site.start(), 0)
+            return jax.device_get(start._replace(frozen=frozen))
         like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
         return load_own(self.place, begin, like._replace(frozen=()))._replace(frozen=frozen)
 
