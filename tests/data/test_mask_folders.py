@@ -18,7 +18,6 @@ from fedjax_bn.data.source import TEST, TRAIN
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.datasets import check_data_keys
 
 HOW = {"image_size": 8, "progress": False}
 NAMED = {
@@ -334,15 +333,6 @@ def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
 def test_a_key_that_cannot_be_meant_is_refused(key, value):
     with pytest.raises(ConfigError, match=rf"config\.data\.{key}"):
         read("configs/masks.py", [(f"data.{key}", value)])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("pairs", "{},{}"), ("groups", "x"), ("large", "tiles")]
-)
-def test_keys_of_masks_are_refused_for_other_data(key, value):
-    config = read("quickstart", [(f"data.{key}", value)])
-    with pytest.raises(ConfigError, match=rf"data\.{key}"):
-        check_data_keys(config)
 
 
 def test_the_configuration_reads_a_folder_with_all_keys_of_masks(tmp_path):

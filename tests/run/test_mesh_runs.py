@@ -181,7 +181,7 @@ def test_a_mesh_larger_than_the_devices_is_refused():
 
 def test_a_users_method_without_a_mesh_is_refused_on_several_devices(monkeypatch):
     monkeypatch.syspath_prepend(str(runs.ROOT / "tests" / "support"))
-    with pytest.raises(ConfigError, match=r"takes no argument mesh.*config\.mesh\.clients=1"):
+    with pytest.raises(ConfigError, match="'mesh'"):
         prepared(mesh__clients=2, method="test_mesh_runs:own_method")
 
 

@@ -16,7 +16,6 @@ from fedjax_bn.federation import global_variables, put_rows, take_rows
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
-from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.training import checkpoint, population, rounds
 from fedjax_bn.training.mesh import form_on
@@ -280,19 +279,6 @@ def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
             sum(last["weights"][n] * m for n, m in zip(took_part, masks["features"], strict=True)),
             rtol=1e-5,
         )
-
-
-def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
-    config = runs.config(**KILLED)
-    experiment, keys, _ = train.prepare(config)
-
-    def init(key, variables, num_clients):
-        state = experiment.method.init(key, variables, num_clients)
-        return state._replace(weighing={"number": np.arange(num_clients)})
-
-    method = experiment.method._replace(init=init)
-    with pytest.raises(ConfigError, match="other memory for some clients"):
-        start._check_rows_alike(experiment._replace(method=method), keys)
 
 
 def test_device_memory_does_not_grow_with_the_population(tiny):

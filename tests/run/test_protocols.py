@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import runs
@@ -14,7 +13,6 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.selection import validation_score
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
@@ -122,11 +120,6 @@ def test_clients_of_bin_select_their_best_state_by_their_gates(bin_run, monkeypa
     configured_method.method_maker(config)(built.model, built.prepare, None, built.task)
     (score,) = made
     np.testing.assert_allclose(score(own, received), 100, rtol=1e-6)
-
-
-def test_a_method_predicts_by_running_statistics_unless_it_says_otherwise():
-    assert fedbn(Slope(), optax.sgd(0.1)).statistics is None
-    assert fedig(Slope(), optax.sgd(0.1), adapter=True).statistics is None
 
 
 def noisy(state):
@@ -325,7 +318,7 @@ def test_what_deviates_without_a_word_in_the_command_is_said_at_the_start(monkey
     runs.install(monkeypatch, Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,)))
     keys = {"model": "ResNet10:width=4", "data__image_size": 64, "target": "b"}
     notes = prepare(runs.config(**keys, data__truncate=True), traced=False)[0].notes
-    assert any("cut to those of the smallest (data.truncate)" in note for note in notes)
+    assert any("(data.truncate)" in note for note in notes)
     assert any("ResNet10:width=4 starts from random weights" in note for note in notes)
     notes = prepare(runs.config(**keys, method="fediga"), traced=False)[0].notes
     begins = ("CAFL is the mean over features", "ResNet10:width=4 starts from random weights")
