@@ -103,6 +103,7 @@ def parsed(text: str, kind: type = object) -> Any:
 
     Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
     """
+    # A name or a path is no literal and stays a text; so does what looks like code.
     value: Any = text
     no_literal = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # deep nesting
     with suppress(*no_literal), warnings.catch_warnings(action="ignore"):  # of "1or 2"

@@ -118,6 +118,7 @@ def stated_range(annotation: Any) -> Range | None:
 
 def refusal(value: Any, allowed: Range) -> str:
     """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
+    # Arrays are float32: a device has no larger number, and takes a smaller one as 0.
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if isinstance(value, float) and 0 < abs(value) < _SMALLEST:

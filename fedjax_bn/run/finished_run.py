@@ -40,7 +40,6 @@ from fedjax_bn.run.experiment.build import (
 )
 from fedjax_bn.run.experiment.datasets import (
     check_data_keys,
-    check_target,
     dataset_name,
     decoding,
     read_data,
@@ -203,11 +202,10 @@ def _domains_to_test(
         config.target = ""
     check_data_keys(config)
     data = read_new(config, trained, form)
-    check_target(data, config.target)
     tested = unseen_only(data, target=config.target, seed=config.seed)
-    if request.resize:
+    if request.resize:  # arrays; image files are decoded to the run's size anyway
         stored = [(domain.name, as_stored(whole(domain))) for domain in tested.domains]
-        domains = [Domain(n, None, None, stretched(split, form["shape"])) for n, split in stored]
+        domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
     test_labels = form_of_labels(labels)
@@ -257,15 +255,11 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     roots = {root.name: root for root in matching}
     if not roots and folders.match_folders(inside, classes):
         roots = {path.resolve().name: path}
-    if missing := [domain for domain in domains if domain not in roots]:
+    if not roots or not roots.keys() >= set(domains):
         raise ConfigError(
-            f"config.data.domains={missing[0]!r} is not a domain of {path}: it has "
-            f"{', '.join(roots) or 'none'}"
-        )
-    if not roots:
-        raise ConfigError(
-            f"config.data.path={path} holds no class of the run: give a folder "
-            f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
+            f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
+            f"{', '.join(roots) or 'no domain'}: give a folder DOMAIN/CLASS/*.jpg, or CLASS/*.jpg "
+            f"of one domain, CLASS of {', '.join(classes)}"
         )
     roots = {domain: roots[domain] for domain in domains or roots}
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
@@ -276,7 +270,7 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     return folders.to_source(unpublished, parent, listings, size, **decoding(config))
 
 
-def stretched(split: Split, shape: Sequence[int]) -> Split:
+def _stretched(split: Split, shape: Sequence[int]) -> Split:
     """Returns a split with images, and masks if there are any, of a shape (H, W, C)."""
     labels = split.labels
     if has_masks(labels):

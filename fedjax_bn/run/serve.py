@@ -64,7 +64,7 @@ def run(
         experiment, state, number = finished.restore(folder, trained, about["form"])
         for note in _notes(experiment, state, config.privacy.clip > 0, client):
             say(note)
-        if client and not changes:
+        if client and not changes:  # it predicts as it does in `evaluate --internal`
             config.adaptations = (_as_clients_predict(experiment.method.statistics),)
         variables = served_variables(state)
         if client:

@@ -82,7 +82,7 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
         ("optimizer.learn_rate", "'optimizer.learning_rate'"),
         ("xyzzy", "'xyzzy'; `fedjax-bn list keys`"),
         ("rounds.x", "rounds"),
-        ("data", "data.clients_per_domain, data.device_megabytes"),
+        ("data", "'data.clients_per_domain'"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one(key, meant):
@@ -97,7 +97,6 @@ def test_an_unknown_key_names_the_nearest_valid_one(key, meant):
     [
         ("fast,rounds=3", "key=value"),
         ("privacy.noise=1", r"privacy\.clip"),
-        ("start_from=./a,pretrained=b", r"start_from='./a'.*pretrained='b'"),
     ],
 )
 def test_changes_that_do_not_go_together_are_refused(changes, message):
@@ -114,7 +113,7 @@ def test_changes_that_do_not_go_together_are_refused(changes, message):
         ("x = (", "mine.py, line 6 fails"),
         ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
         ("raise SystemExit(0)", "mine.py fails (SystemExit: 0)"),
-        ("return 3", "returns int, but it must return a ConfigDict"),
+        ("return 3", "that returns a ConfigDict"),
         ("from ml_collections import ConfigDict; return ConfigDict()", "lacks adapt_batch_size"),
         ("del config['rounds']", "lacks rounds"),
     ],

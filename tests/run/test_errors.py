@@ -34,7 +34,7 @@ MISTAKES = [
         ["--config.method=fedavg", "--config.model=SmallDigitCNN:norm=group"],
         ["have no batch norm"],
     ),
-    (["--config.target=faks"], ["'faks'", "did you mean 'fax'?", "flatbed"]),
+    (["--config.target=faks"], ["target 'faks'", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
     (["--config.clients=vmap:at_once=9"], ["9 clients at a time"]),
     (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),

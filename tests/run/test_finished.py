@@ -121,19 +121,6 @@ def test_all_adaptations_can_be_chosen_by_name(state):
     assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tsmobm", "'tsmobm'.*'tsmobn'"),
-        ("tsmobn:momentun=0.5", "'momentun=0.5'.*about, affine, batch_size"),
-        ("running:batch_size=0", "batch_size=0 must be at least 1"),
-    ],
-)
-def test_a_wrong_choice_is_one_clear_sentence(text, message):
-    with pytest.raises(ValueError, match=message):
-        choose_adaptation(text, MODEL)
-
-
 def test_a_stream_holds_every_sample_once():
     data = split()
     for order in (0, 1):

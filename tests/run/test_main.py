@@ -163,27 +163,12 @@ def test_a_baseline_has_a_workdir_of_its_own_and_differs_in_the_method_only(outc
     assert one["data"] == two["data"]
 
 
-def test_the_partition_is_printed_at_the_start_and_the_table_at_the_end(outcome):
-    text = outcome[1]
-    first, last = text.index("fedbn on MLP, 3 clients"), text.index("accuracy %")
-    assert first < text.index("personal: 8 leaves, 128 values, 512 bytes") < last
-    assert "personal: 0 leaves" in text  # of FedAvg
-    assert text.count("batch_stats") == 2  # of two modules, once each
-    table = text[last:].splitlines()
-    assert table[0].split() == [
-        *("accuracy", "%", *CLIENTS, "mean", "dog", "[running]", "dog", "[batch]")
-    ]
-    assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
-    mean = workdir.read_json(outcome[0] / "summary.json")["accuracy"]["internal"]["mean"]
-    assert f"{mean:.1f}" == table[2].split()[4]
-    assert str(outcome[0]) in text
-
-
 def test_the_finished_command_says_so_and_changes_nothing(outcome, monkeypatch):
     before = runs.files(outcome[0])
     printed = give(monkeypatch, outcome[0])
     assert printed.count("holds a finished run") == 2
-    assert "accuracy %" in printed
+    table = printed[printed.index("accuracy %") :].splitlines()
+    assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
     assert runs.files(outcome[0]) == before
 
 

@@ -111,15 +111,12 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_run_has_its_results
     def fail(*given: object, **options: object) -> bytes:
         raise TypeError("Invalid shape")
 
-    for name in ("samples", "class_counts"):
-        monkeypatch.setattr(data_plots, name, fail)
-    for name in ("methods", "curves"):
-        monkeypatch.setattr(plots, name, fail)
+    monkeypatch.setattr(data_plots, "samples", fail)
+    monkeypatch.setattr(plots, "methods", fail)
     with pytest.warns(UserWarning, match="Invalid shape") as caught:
         commands.train_all(runs.config(rounds=1, target=""), tmp_path / "run", write_report)
     assert workdir.read_json(tmp_path / "run" / "summary.json")["rounds"] == 1
     assert (tmp_path / "run" / "report.html").exists()
     said = [str(one.message) for one in caught]
-    for name in ("samples", "class_counts", "methods", "accuracy", "loss", "weights"):
-        path = str(tmp_path / "run" / "plots" / f"{name}.png")
-        assert any(path in text for text in said), name
+    for name in ("samples", "methods"):
+        assert any(str(tmp_path / "run" / "plots" / f"{name}.png") in text for text in said)

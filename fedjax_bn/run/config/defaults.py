@@ -99,34 +99,30 @@ _KEYS = {
         "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
         "own package.module:Class:key=value.",
     ),
-    "pretrained": _key(
-        "", "File or hub's name of weights from which all clients start. Empty: random.", _PATH
-    ),
+    "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub.", _PATH),
     "compute_dtype": _name(
-        "Type in which layers compute; variables, statistics and losses stay float32.",
-        *("float32", "bfloat16"),
+        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
     ),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key(
-        (), "Local epochs of each client, in their order. Empty: all make local_epochs.", _EPOCHS
+        (), "Local epochs of each client, in order. Empty: local_epochs.", _EPOCHS
     ),
     "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
         0,
-        "Steps between two validations of a client in a round, which then uploads its best state "
-        "of the round (FedIG, A.2). 0: it uploads its last state.",
+        "Steps between two validations of a client, which then uploads its best state of the "
+        "round (FedIG, A.2). 0: its last state.",
         StepsOr0,
     ),
     "validate_with": _name(
-        "Whose validation accuracy selects the round: that of each client's own model, or that of "
-        "the aggregated one on all clients (FedIG, A.2).",
+        "Whose validation accuracy selects the round: of each client's own model, or of the "
+        "aggregated one on all clients (FedIG, A.2).",
         *("own", "global"),
     ),
     "patience": _key(
         0,
-        "Rounds without a better validation after which a run stops (TsmoBN, E.1). 0: it never "
-        "stops early.",
+        "Rounds without a better validation after which a run stops. 0: it never does.",
         RoundsOr0,
     ),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
@@ -141,15 +137,12 @@ _KEYS = {
     "optimizer.momentum": _key(0.0, "Momentum of sgd; adam has its own.", Share),
     "optimizer.nesterov": _key(False, "Whether the momentum of sgd is Nesterov's."),
     "optimizer.weight_decay": _key(
-        0.0, "Factor of the weights that is added to the gradient (L2), as in PyTorch.", AtLeast0
+        0.0, "Factor of the weights that is added to the gradient.", AtLeast0
     ),
-    "optimizer.keep": _key(
-        False, "Whether clients keep the optimizer's state, such as momentum, between rounds."
-    ),
+    "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
     "start_from": _key(
         "",
-        "Workdir of a finished run from whose model all clients start, as an unseen client "
-        "receives it. Empty: none.",
+        "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
         _PATH,
     ),
     "share": _key(
@@ -174,84 +167,70 @@ _KEYS = {
         "How a round's clients run on a device: one after the other (map), all at once (vmap), n "
         "at a time (vmap:at_once=n), or as suits the device (auto).",
     ),
-    "mesh.clients": _key(
-        0, "Devices over which clients are shared out. 0 for all, 1 for one.", StepsOr0
-    ),
+    "mesh.clients": _key(0, "Devices over which clients are shared out. 0: all.", StepsOr0),
     "mesh.batch": _key(
-        0, "Devices over which a batch is split. 0 for as many as there are.", StepsOr0
+        0, "Devices over which a batch is split. 0: as many as there are.", StepsOr0
     ),
-    "clients_per_round": _key(
-        0, "Clients that are drawn to take part in a round. 0 for all.", StepsOr0
-    ),
+    "clients_per_round": _key(0, "Clients drawn to take part in a round. 0: all.", StepsOr0),
     "population": _name(
         "Where the clients' own parts of the state are: with host only those of a round's clients "
         "are on the device. auto is host for some of more than 1000 clients.",
         *("auto", "device", "host"),
     ),
     "participation.draw": _name(
-        "How a round's clients are drawn: with equal chances, or with chances by their samples.",
-        *("uniform", "by_size"),
+        "How a round's clients are drawn: with equal chances, or by samples.", "uniform", "by_size"
     ),
-    "participation.trace": _key(
-        "", "File that says which clients are available when. Empty: all always are.", _PATH
-    ),
+    "participation.trace": _key("", "File that says which clients are available when.", _PATH),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
     "privacy.clip": _key(
         0.0,
-        "Norm to which each client's update is clipped. 0: no update is clipped. With noise, this "
-        "is differential privacy of clients, see docs/privacy.md.",
+        "Norm to which each client's update is clipped, see docs/privacy.md. 0: none.",
         AtLeast0,
     ),
     "privacy.noise": _key(
-        0.0, "Standard deviation of the noise on shared leaves, in units of privacy.clip.", AtLeast0
+        0.0, "Deviation of the noise on shared leaves over privacy.clip.", AtLeast0
     ),
     "privacy.at": _name(
-        "Who adds the noise: the server once to the sum, or each client to its update.",
-        *("server", "client"),
+        "Who adds noise: the server to the sum, or each client to its update.", "server", "client"
     ),
     "privacy.seed": _key(
         None,
-        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at "
-        "random and never sent.",
+        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at random "
+        "and never sent.",
         Seed,
     ),
     "privacy.delta": _key(
-        1e-5, "Delta that is reported; it should be far below 1 over the clients' number.", Inside
+        1e-5, "Delta that is reported: far below 1 over the number of clients.", Inside
     ),
     "on_nonfinite": _name(
-        "What follows an update of a client, or a step of the server, that is not finite: the run "
-        "stops, or the update is left out. If those of all clients are not finite, it stops.",
+        "What follows an update that is not finite: the run stops, or the update is left out.",
         *("stop", "drop"),
     ),
     "target": _key(
         "",
-        "The unseen domain, several (a,b), or a group of domains; `each` trains once for each "
-        "domain. Empty: all domains train.",
+        "The unseen domain, several (a,b), or a group; `each` trains once for each domain. Empty: "
+        "all domains train.",
     ),
     "adaptations": _key(
         ("running",),
-        "How an unseen client predicts: names of `list adaptations` with their options, such as "
-        "running,tsmobn:momentum=0.9.",
+        "How an unseen client predicts: names of `list adaptations` with their options.",
     ),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
     "eval_unseen": _name(
-        "When unseen clients are tested: in every evaluation, or once, in the selected round.",
-        *("always", "once"),
+        "When unseen clients are tested: always, or once in the selected round.", "always", "once"
     ),
     "eval_train_loss": _key(
-        False,
-        "Whether evaluations measure the loss on training samples too, after aggregation (FedBN, "
-        "Fig. 3).",
+        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
     ),
     "predictions": _name(
-        "Form in which predictions of the selected round are written, answers/*-predictions: "
-        "probabilities or masks' scores by volume (csv), or all masks (npz). Empty: none.",
+        "Form of answers/*-predictions of the selected round: probabilities or masks' scores "
+        "(csv), or all masks (npz). Empty: none.",
         *("", "csv", "npz"),
     ),
     "eval_batch_size": _key(500, "Number of samples that are tested at once.", Samples),
     "eval_clients": _key(0, "Clients that are evaluated, drawn once. 0 for all.", StepsOr0),
     "clients_named": _key(
-        100, "Most clients that records name one by one; of more they have quantiles.", Steps
+        100, "Most clients that records name; of more they have quantiles.", Steps
     ),
     "adapt_batch_size": _key(32, "Samples of a batch in the stream that adaptations see.", Samples),
     "checkpoint_every": _key(5, "Rounds between checkpoints. The last is always saved.", Rounds),
@@ -261,127 +240,87 @@ _KEYS = {
         SamplesOr0,
     ),
     "compilation_cache": _key(
-        "~/.cache/fedjax_bn/compiled",
-        "Folder in which compiled programs are kept for later runs. Empty: none.",
-        _FOLDER,
+        "~/.cache/fedjax_bn/compiled", "Folder in which compiled programs are kept.", _FOLDER
     ),
     "profile": _key(
-        0, "Round, from 1, whose trace by jax.profiler is in WORKDIR/profile. 0: none.", RoundsOr0
+        0, "Round, from 1, that jax.profiler traces into WORKDIR/profile. 0: none.", RoundsOr0
     ),
-    "wandb": _key("", "Project of Weights & Biases to which rounds are reported. Empty: none."),
+    "wandb": _key("", "Project of Weights & Biases to which rounds are reported."),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
-    "data.name": _key(
-        "scanners",
-        "The dataset: a name of `list datasets`, for some with options, such as abide:window=0.",
-    ),
+    "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
     "data.path": _key("", "File or folder of a dataset that is not embedded.", _PATH),
     "data.image_size": _key(28, "Side of the square images in pixels.", Pixels),
-    "data.max_megapixels": _key(
-        100.0, "Largest image file in millions of pixels; a larger one is refused.", Above0
-    ),
+    "data.max_megapixels": _key(100.0, "Millions of pixels that an image file may have.", Above0),
     "data.orientation": _name(
-        "How image files are read: turned by their EXIF, as viewers show them, or as they are "
-        "stored, as torchvision does. Boxes refer to the image as it is read.",
+        "How image files are read: turned by their EXIF, or as stored, as torchvision does.",
         *("upright", "stored"),
     ),
-    "data.cache": _key(
-        "~/.cache/fedjax_bn", "Folder in which decoded images are kept. Empty: none.", _FOLDER
-    ),
+    "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
     "data.device_megabytes": _key(
-        4000, "Size of data, in megabytes, above which they stream from the host.", RoundsOr0
+        4000, "Megabytes above which data stream from the host.", RoundsOr0
     ),
     "data.split": _name(
-        "How a domain is split: by its published lists (official, which also holds "
-        "data.validation out of digits' training samples), or at random (holdout, stratified). "
-        "Empty: official where there is one.",
+        "How a domain is split: by its published lists (official, which also holds validation out "
+        "of digits), or at random. Empty: official where there is one.",
         *("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
     "data.test": _key(0.0, "Share of a domain's samples that tests.", Share),
-    "data.truncate": _key(
-        None,
-        "Whether every domain is cut to the size of the smallest one. Empty: as the dataset does.",
-        bool,
-    ),
+    "data.truncate": _key(None, "Whether domains are cut to the smallest. Empty: as usual.", bool),
     "data.fraction": _key(
-        None, "Share of the training samples that train. Empty: as the dataset says.", Fraction
+        None, "Share of the training samples that train. Empty: as usual.", Fraction
     ),
-    "data.clients_per_domain": _key(
-        1, "Clients among which a domain's samples are shared out.", Steps
-    ),
-    "data.num_clients": _key(
-        0, "Clients of all domains together, instead of data.clients_per_domain.", StepsOr0
-    ),
+    "data.clients_per_domain": _key(1, "Clients that share out a domain's samples.", Steps),
+    "data.num_clients": _key(0, "Clients of all domains, instead of clients_per_domain.", StepsOr0),
     "data.partition": _key(
         "iid",
-        "How a domain's samples are shared out among its clients: iid; "
-        "dirichlet:alpha=A:smallest=N with unequal labels, the more so the smaller A is, and at "
-        "least N samples for each where there are enough; drawn:samples=N, where each draws N, "
-        "which others may have too; pooled, where one client has all.",
+        "How clients share out a domain's samples: iid; dirichlet:alpha=A:smallest=N with labels "
+        "the more unequal the smaller A is; drawn:samples=N, which others may have too; pooled, "
+        "where one client has all.",
         PARTITION,
     ),
-    "data.sizes": _key(
-        "",
-        "Training samples of the clients: one number, or one for each client, such as 743,7943.",
-        SIZES,
-    ),
+    "data.sizes": _key("", "Training samples of all clients, or of each, such as 743,7943.", SIZES),
     "data.augment": _key(
-        "none",
-        "Augmentation of the training images: a name of `list augmentations` with its options, "
-        "such as randaug:ops=2, or your own function (size, *, ...) -> augment.",
+        "none", "Augmentation of training images: a name of `list augmentations`, or own."
     ),
     "data.perturb": _key(
         "",
         "What training does to standardized images: amplitude_mix:probability=0.5, randconv, or "
         "your own. Empty: nothing.",
     ),
-    "data.domains": _key(
-        (),
-        "Domains that are read, of a dataset that has a choice: sites of abide, corruptions of "
-        "cifar10_c, folders of one's own images. Empty: all.",
-    ),
+    "data.domains": _key((), "Domains, sites or corruptions that are read. Empty: all."),
     "data.classes": _key(
         (),
-        "Classes that are read, of boxes, domainnet, folders and tfds; of masks the names of "
-        "the classes, the background first. Empty: all (of domainnet: ten).",
+        "Classes that are read; of masks their names, the background first. Empty: all (of "
+        "domainnet: ten).",
     ),
     "data.large": _name(
-        "How large images with masks become squares: stretched, or cut into tiles.",
-        *("resize", "tiles"),
+        "How large images with masks become squares: stretched, or cut.", "resize", "tiles"
     ),
     "data.pairs": _key(
-        (),
-        "Patterns of the paths of an image and of its mask, such as "
-        "images/{}.png,masks/{}_mask.png. Empty: equal names.",
-        _PATTERNS,
+        (), "Patterns of the paths of images and of masks. Empty: equal names.", _PATTERNS
     ),
     "data.groups": _key(
         "",
-        "Regular expression, searched in an image's path, for what no split separates, such as "
-        "the patient. Empty: each image is on its own.",
+        "Regular expression, searched in an image's path, for what no split separates, such as the "
+        "patient.",
         _EXPRESSION,
     ),
-    "data.plane": _name(
-        "Plane of the slices of NIfTI volumes, which are brought to the nearest RAS axes.",
-        *("axial", "coronal", "sagittal"),
-    ),
+    "data.plane": _name("Plane of the slices of NIfTI volumes.", "axial", "coronal", "sagittal"),
     "data.window": _key(
         (),
-        "Intensities of NIfTI volumes that become black and white, such as -160,240 in CT. Empty: "
-        "the smallest one and the 99 % quantile of each volume.",
+        "Intensities of NIfTI volumes that become black and white, such as -160,240. Empty: the "
+        "smallest and the 99 % quantile of each.",
         GREYS,
     ),
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
     "data.protocol": _name(
-        "Whose slices and parts the prostate data have. Empty: all slices, divided by patient.",
-        *PROSTATE,
+        "Whose slices and parts the prostate data have. Empty: all, by patient.", *PROSTATE
     ),
     "detection.classes": _key(
-        0.5, "Gain of the classes in a detector's loss; boxes have 0.05, objectness 1.", AtLeast0
+        0.5, "Gain of the classes in a detector's loss; boxes have 0.05.", AtLeast0
     ),
-    "segmentation.nested": _key(
-        False, "Whether each class of masks is inside the one before, as the cup in the disc."
-    ),
+    "segmentation.nested": _key(False, "Whether each class of masks is inside the one before."),
 }
 
 

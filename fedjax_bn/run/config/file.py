@@ -33,6 +33,7 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
+        check_keys(config)  # before changes, which would add a key that the file left out
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's own file may raise
@@ -41,12 +42,6 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
             f"config file {path}{line} fails ({type(error).__name__}: {one_line(error)}): it must "
             f"define get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
         ) from error
-    if not isinstance(config, ConfigDict):
-        raise ConfigError(
-            f"get_config of {path} returns {type(config).__name__}, but it must return a "
-            f"ConfigDict, see {_EXAMPLE}"
-        )
-    check_keys(config)
     for key, value_text in changes:
         assign(config, key, value_text)
     check(config)

@@ -51,11 +51,6 @@ def check(config: ConfigDict) -> None:
             f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
             "above 0"
         )
-    if config.start_from and config.pretrained:
-        raise ConfigError(
-            f"config.start_from={brief(config.start_from)} and config.pretrained="
-            f"{brief(config.pretrained)} exclude each other: a run starts from one model"
-        )
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -75,12 +70,10 @@ def _check_key(name: str) -> None:
     """Raises ConfigError with the nearest keys if there is no dotted key of that name."""
     if name in keys():
         return
-    if group := [key for key in sorted(keys()) if key.startswith(f"{name}.")]:
-        raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
-    # A key may be written without its group: `momentum` for `optimizer.momentum`.
-    key_name = name.rpartition(".")[2]
-    likely = [key for key in keys() if key.rpartition(".")[2] == key_name]
-    likely += difflib.get_close_matches(name, keys())
+    # A name may be a group of keys, or a key without its group: `momentum`.
+    likely = [key for key in sorted(keys()) if key.startswith(f"{name}.")]
+    likely += [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    likely = likely or difflib.get_close_matches(name, keys())
     hint = f"did you mean {' or '.join(map(repr, dict.fromkeys(likely)))}? " if likely else ""
     raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 

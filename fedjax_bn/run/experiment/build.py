@@ -15,7 +15,6 @@ from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
@@ -102,6 +101,7 @@ def assemble(
     images = sample_input(internal, prepare, 1)
     recipe, nested = Recipe(classes=config.detection.classes), config.segmentation.nested
     task = choose_task(config.model, model, internal, images, recipe, nested)
+    # The devices share out the clients of a round, not those that sit out.
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, prepare, load, task, mesh)
@@ -203,41 +203,37 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if the configuration does not suit the clients and their samples."""
     domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
-    images = domains[0].train.images
-    if images.ndim == 4 and images.shape[1] != config.data.image_size:
-        raise ConfigError(
-            f"config.data.image_size={config.data.image_size}, but images of {internal.name} have "
-            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
-        )
-    check_strategy(config.clients, total)
-    if config.client_epochs and len(config.client_epochs) != total:
-        raise ConfigError(
-            f"config.client_epochs has {len(config.client_epochs)} numbers for {total} clients: "
-            "give one for each"
-        )
-    for key in ("clients_per_round", "eval_clients"):
-        if config[key] > total:
-            raise ConfigError(
-                f"config.{key}={config[key]} is more than the {total} clients there are: use 0 for "
-                "all of them"
-            )
-    if config.population == "host" and not 0 < drawn < total:
-        raise ConfigError(
-            "config.population='host' keeps clients off the device that sit out, but with "
-            f"clients_per_round={drawn} all {total} take part: lower it, or set population=device"
-        )
     if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
+    images = domains[0].train.images
+    side = images.shape[1] if images.ndim == 4 else config.data.image_size
+    epochs = len(config.client_epochs) or total
     without = [domain.name for domain in domains if domain.validation is None]
-    choosing = (
+    choosing = [
         what_validates(config),
         f"config.patience={config.patience}" * bool(config.patience),
         "config.validate_with=global" * (config.validate_with == "global"),
-    )
-    if without and any(choosing):
+    ]
+    needs = next(filter(None, choosing), "") if without else ""
+    problems = {
+        f"data.image_size={config.data.image_size}, but images of {internal.name} have {side} "
+        f"pixels a side: set it to {side}": side != config.data.image_size,
+        f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
+        f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
+        f"eval_clients={config.eval_clients} is more than the {total} clients there are": (
+            config.eval_clients > total
+        ),
+        f"population=host keeps clients off the device that sit out, but with clients_per_round="
+        f"{drawn} all {total} take part: lower clients_per_round": config.population == "host"
+        and not 0 < drawn < total,
+    }
+    for problem, occurs in problems.items():
+        if occurs:
+            raise ConfigError(f"config.{problem}")
+    if needs:
         raise ConfigError(
-            f"{next(filter(None, choosing))} needs validation samples, but client {without[0]!r} "
-            f"of {internal.name} has none: {HOLD_OUT}"
+            f"{needs} needs validation samples, but client {without[0]!r} of {internal.name} has "
+            f"none: {HOLD_OUT}"
         )
 
 
@@ -245,6 +241,7 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
     internal, (batch_size, steps, _) = experiment.internal, experiment.work
     sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
+    # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
     last_batches = {
         name: batch_size if steps else (size % batch_size or batch_size)
         for name, size in sizes.items()
@@ -253,6 +250,7 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     if not alone:
         return
 
+    # A statistics rule sees the input of every batch norm while the model is traced.
     def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(

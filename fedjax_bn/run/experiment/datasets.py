@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.ranges import Range, Steps, StepsOr0
-from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.forms import read_alpha
@@ -242,22 +241,6 @@ def check_data_keys(config: ConfigDict) -> None:
     )
 
 
-def check_target(data: Source | Dataset, target: str) -> None:
-    """Raises ConfigError if a target is neither a domain nor a group of domains."""
-    valid = set(_names_of(data)) | set(data.groups if isinstance(data, Source) else ())
-    if target in valid:
-        return
-    for name in filter(None, map(str.strip, target.split(","))):
-        if name not in valid:
-            raise ConfigError(
-                f"config.target={brief(name)} is not a domain of {data.name}{nearest(name, valid)}"
-            )
-
-
-def _names_of(data: Source | Dataset) -> list[str]:
-    return [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
-
-
 def configured_clients(
     data: Source | Dataset, config: ConfigDict
 ) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -267,7 +250,6 @@ def configured_clients(
     are an unseen domain (FedBN, Table 12).
     """
     keys = config.data
-    check_target(data, config.target)
     pooled = keys.partition == "pooled"
     if pooled and config.target:
         raise ConfigError(
@@ -311,7 +293,7 @@ def domain_names(config: ConfigDict) -> list[str]:
     check_data_keys(whole)
     with as_config_errors():
         data = read_data(whole)
-    names = _names_of(data)
+    names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
     _check_names(names, data.name)
     return names
 

@@ -71,6 +71,7 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         with_weights += (models.ConvNeXt, models.ViT)
         note = f"{model} starts from random weights, because pretrained is empty"
         return None, (note,) * isinstance(network, with_weights)
+    # Leaves that the weights lack, such as another head, stay forms, and are drawn by the seed.
     variables, notes = pretrained.load_pretrained(weights, network, like)
     fixed = jax.tree.map(
         lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),

@@ -102,6 +102,7 @@ def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | N
     """Returns the labels that a model is made for; None if its outputs are of no known form."""
     if getattr(model, "anchors", None) is not None:
         return BOXES
+    # What a user's own model is made for shows in its outputs' shape: [B, C] or [B, H, W, C].
     name = split_choice(text, MODELS)[0]
     if name in MODELS:  # without a trace, which takes a second for deep networks
         return MASK if name == models.UNet.__name__ else _CLASS

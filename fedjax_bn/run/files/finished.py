@@ -128,6 +128,7 @@ def restore(
       CheckpointError, ValueError: as `restore_state`; the configuration names what does not exist.
     """
     experiment = assemble(config, dataset_of(form), ())
+    # Only the form of the first state is needed: its values are those of the checkpoint.
     start = start_population(experiment, make_start(experiment, make_keys(config.seed)))
     return experiment, *restore_state(folder, form_on(jax.eval_shape(start), experiment.mesh))
 

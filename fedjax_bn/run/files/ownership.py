@@ -136,7 +136,7 @@ def check_claim(folder: Path, config: Record, about: Record, follows: str = "") 
             )
         return
     earlier = workdir.read_json(folder / "config.json", CLAIM)
-    record = json.loads(json.dumps({"config": config, **about}))
+    record = json.loads(json.dumps({"config": config, **about}))  # tuples are lists there
     if differences := _differences(earlier, record):
         raise WorkdirError(
             f"{folder} belongs to a run of another configuration; these differ: "
@@ -152,15 +152,12 @@ def check_claim(folder: Path, config: Record, about: Record, follows: str = "") 
         )
     path = folder / "metrics.jsonl"
     rounds_played = workdir.rounds_recorded(path)
-    if rounds < rounds_played:
+    # The last round of a run is always evaluated.
+    ends = rounds == rounds_played and "accuracy" in workdir.read_lines(path, rounds)[-1]
+    if rounds <= rounds_played and not ends:
         raise WorkdirError(
-            f"{folder} has made {rounds_played} rounds already, more than rounds={rounds}: "
-            f"give {rounds_played} or more, or another --workdir"
-        )
-    if rounds == rounds_played and "accuracy" not in workdir.read_lines(path, rounds_played)[-1]:
-        raise WorkdirError(
-            f"{folder} has made {rounds_played} rounds, and the last one was not evaluated: "
-            f"give more than rounds={rounds}, or another --workdir"
+            f"{folder} has made {rounds_played} rounds already: give more than rounds={rounds}, or "
+            "another --workdir"
         )
 
 
