@@ -161,10 +161,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace, changes: Changes) -> None:
     """Trains the configured method and its baselines, or resumes them."""
     if not options.config:
-        raise ConfigError(
-            "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
-            "names all, `fedjax-bn --help` shows what else there is"
-        )
+        raise ConfigError("give a config: --config quickstart, or see `fedjax-bn list configs`")
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
     from fedjax_bn.run.commands import train_all
@@ -196,21 +193,19 @@ def _serve(options: argparse.Namespace, changes: Changes) -> None:
     """Writes what an unseen client receives from a finished run, or one client's own model."""
     from fedjax_bn.run.serve import run
 
-    folders = Path(options.workdir), Path(options.export)
-    run(*folders, changes, trust=options.trust, client=options.client)
+    to = Path(options.export)
+    run(Path(options.workdir), to, changes, trust=options.trust, client=options.client)
 
 
-def _predict(options: argparse.Namespace, changes: Changes) -> None:
+def _predict(options: argparse.Namespace, _: Changes) -> None:
     """Writes the probabilities, or the masks, that a served model predicts."""
-    del changes
     from fedjax_bn.serving.predict import Request, run
 
     run(Request(*(getattr(options, name) for name in Request._fields)))
 
 
-def _report(options: argparse.Namespace, changes: Changes) -> None:
+def _report(options: argparse.Namespace, _: Changes) -> None:
     """Writes a page that compares finished runs."""
-    del changes
     from fedjax_bn.report.page import write_comparison
 
     folders = [Path(folder) for folder in options.folders]
@@ -218,9 +213,8 @@ def _report(options: argparse.Namespace, changes: Changes) -> None:
     print(f"written: {', '.join(map(str, files))}")
 
 
-def _list(options: argparse.Namespace, changes: Changes) -> None:
+def _list(options: argparse.Namespace, _: Changes) -> None:
     """Prints all names of a kind, such as methods, or the options of one name."""
-    del changes
     from fedjax_bn.run.listing import listing
 
     print(listing(options.names))

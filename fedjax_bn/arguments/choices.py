@@ -162,8 +162,8 @@ def plain_arguments(
 def _is_choice(parameter: inspect.Parameter) -> bool:
     """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
     options = typing.get_args(parameter.annotation)
-    others = [option for option in options if option not in (*_PLAIN, type(None))]
-    return str in options and any(typing.get_origin(o) is not Sequence for o in others)
+    made_types = [option for option in options if option not in (*_PLAIN, type(None))]
+    return str in options and any(typing.get_origin(o) is not Sequence for o in made_types)
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:

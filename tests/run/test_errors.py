@@ -2,8 +2,6 @@
 
 import json
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.run.files import ownership
 from fedjax_bn.training import workdir
 
@@ -106,22 +103,6 @@ def test_a_process_of_its_own_prints_one_line_and_no_traceback():
     assert process.returncode == 2
     assert errors.count("\n") == 1, errors
     assert "--workdir" in errors
-
-
-class Plain(nn.Module):
-    """A model without batch norm."""
-
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        return nn.Dense(self.num_classes)(images.reshape(images.shape[0], -1))
-
-
-def test_a_rule_that_keeps_batch_norm_local_refuses_a_model_that_has_none(monkeypatch, capfd):
-    monkeypatch.setitem(MODELS, "Plain", Plain)
-    arguments = ("--config.method=fedbn", "--config.model=Plain", "--config.target=fax")
-    assert "the model has no batch norm" in fails(capfd, f"--config={QUICK}", *arguments)
 
 
 def damage(**changes):

@@ -84,9 +84,6 @@ def share_all(variables):
 def squared(sizes, risks, *, power: float = 2.0):
     return sizes.astype(risks.dtype) ** power
 
-def mixed(key, *, u: float = 0.5):
-    return u
-
 def squaring(power: float = 2.0):
     return partial(squared, power=power)
 """

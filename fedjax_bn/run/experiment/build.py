@@ -33,8 +33,8 @@ from fedjax_bn.run.experiment.method import (
 from fedjax_bn.run.experiment.task import (
     choose_augmentation,
     choose_loading,
+    choose_model,
     choose_task,
-    model_maker,
 )
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training.availability import Participation, kept_on_host, read_trace
@@ -66,7 +66,7 @@ def build(config: ConfigDict) -> Experiment:
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
-    model = model_maker(config.model, config.compute_dtype, config.seed)(num_classes=2)
+    model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
     choose_adaptations(config, model)
@@ -95,7 +95,7 @@ def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
     """Builds what a configuration names except its data; raises ConfigError, ValueError."""
-    model = model_maker(config.model, config.compute_dtype, config.seed)(internal.num_classes)
+    model = choose_model(config.model, config.compute_dtype, config.seed, internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, prepare, 1)

@@ -1,7 +1,6 @@
 """Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,33 +34,26 @@ _SUITABLE = {
 }
 
 
-def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any]:
-    """Returns `make(num_classes)` for `config.model`, such as `ResNet18:width=16`.
+def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> Any:
+    """Returns the network of `config.model`, such as `ResNet18:width=16`.
 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
     nnx module that takes `num_classes` and `rngs`, which come from the seed.
-
-    Raises:
-      ConfigError: there is no such model, or it has no such field.
     """
     make, fields = choice_of("model", text, MODELS, OF_CALLER)
     culprit = f"config.model={brief(text)}"
+    arguments = fields | {"num_classes": num_classes}
+    if isinstance(make, type) and _is_nnx(make):
+        from flax.nnx import Rngs
 
-    def make_model(num_classes: int) -> Any:
-        arguments = fields | {"num_classes": num_classes}
-        if isinstance(make, type) and _is_nnx(make):
-            from flax.nnx import Rngs
-
-            arguments["rngs"] = Rngs(seed)
-        model = call_chosen(culprit, make, **arguments)
-        if _is_nnx(type(model)):
-            model = models.from_nnx(model)
-        elif not isinstance(inspect.unwrap(model), nn.Module):
-            type_name = type(model).__name__
-            raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
-        return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
-
-    return make_model
+        arguments["rngs"] = Rngs(seed)
+    model = call_chosen(culprit, make, **arguments)
+    if _is_nnx(type(model)):
+        model = models.from_nnx(model)
+    elif not isinstance(inspect.unwrap(model), nn.Module):
+        type_name = type(model).__name__
+        raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
+    return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
 
 def _is_nnx(kind: type) -> bool:

@@ -71,7 +71,7 @@ def remembered(about: Record, trust: bool = False) -> ConfigDict:
 
     A path that exists here stays as it is.
     """
-    config, place = configuration(about["config"]), started_in(about)
+    config, place = configuration(about["config"]), _started_in(about)
     # Compiled programs are code, so only a run that is trusted chooses their folder.
     if not trust and config.compilation_cache != base().compilation_cache:
         config.compilation_cache = ""
@@ -187,7 +187,7 @@ def recorded_code(
       typed: values of keys that the user has given, texts or tuples of texts.
       trust: whether everything is allowed; then modules where the run was started are found too.
     """
-    place = started_in(about)
+    place = _started_in(about)
     if trust:
         sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
         return nullcontext()
@@ -205,7 +205,7 @@ def recorded_code(
     return imports_refused(reason_to_refuse)
 
 
-def started_in(about: Record) -> Path | None:
+def _started_in(about: Record) -> Path | None:
     """Returns the folder where a run was started; None if it does not exist here."""
     place = Path(about.get("started_in", ""))
     return place if place.is_absolute() and place.is_dir() else None
