@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         tasks,
         training,
     )
-    from fedjax_bn.run.load_run import load_run
+    from fedjax_bn.run.files.finished import load_run
     from fedjax_bn.simulation import simulate
 
 __version__ = "0.2.0"
@@ -41,7 +41,7 @@ __all__ = [
     "simulate", "simulation", "state", "task", "tasks", "training",
 ]  # fmt: skip
 
-_FUNCTIONS = {"load_run": "run.load_run", "simulate": "simulation"}
+_FUNCTIONS = {"load_run": "run.files.finished", "simulate": "simulation"}
 
 
 def __getattr__(name: str) -> Any:

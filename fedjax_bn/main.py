@@ -19,7 +19,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import logging
 
@@ -46,22 +46,19 @@ def command() -> None:
     options, changes = parse(sys.argv)
     # Modules in the current folder can be imported only if the user may have named code on the
     # command line, because a folder that is read must not choose code.
-    code = (
-        ":" in value for value in (getattr(options, "adapt", ""), *(value for _, value in changes))
-    )
+    values = (getattr(options, "adapt", ""), *(value for _, value in changes))
     trusted = getattr(options, "config", "") or getattr(options, "trust", False)
-    if options.command == "train" or trusted or any(code):
+    if options.command == "train" or trusted or any(":" in value for value in values):
         sys.path.append("")
-    run(options, changes)
+    _run(options, changes)
 
 
 def main(argv: list[str]) -> None:
     """Runs a command; a user's mistake ends it with an error message."""
-    run(*parse(argv))
+    _run(*parse(argv))
 
 
-def run(options: argparse.Namespace, changes: Changes) -> None:
-    """Runs a parsed command; a user's mistake ends it with an error message."""
+def _run(options: argparse.Namespace, changes: Changes) -> None:
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     try:
         COMMANDS[options.command](options, changes)
@@ -72,13 +69,13 @@ def run(options: argparse.Namespace, changes: Changes) -> None:
         fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
         fail(str(error))
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
+        # Else Python would try to write the rest of the output when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        fail(f"the output cannot be written ({error}): give it room or another place")
+        if error.errno == errno.ENOSPC:  # whoever reads a pipe, such as `head`, has read enough
+            fail(f"the output cannot be written ({error}): give it room or another place")
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
@@ -90,25 +87,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
         changes, arguments = split_changes(arguments)
     except ConfigError as error:
         fail(str(error))
-    options = parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if changes and options.command not in ("train", "config", "evaluate", "serve"):
         fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
     return options, changes
 
 
-def _path(text: str) -> str:
-    """Returns a path; ~ is the home folder, which no shell puts after `--FLAG=`."""
-    path = os.path.expanduser(text)
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):  # it may be written
-        pass
-    except OSError as error:  # such as a name that no file system holds
-        raise argparse.ArgumentTypeError(f"{text!r} is no path ({error.strerror})") from error
-    return path
-
-
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; changes of keys are taken out by `split_changes`."""
     everything = _Parser(
         prog="fedjax-bn",
@@ -120,63 +105,52 @@ def parser() -> argparse.ArgumentParser:
     commands = everything.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog="fedjax-bn"
     )
+    parsers = {
+        name: commands.add_parser(
+            name, help=run.__doc__, description=run.__doc__, allow_abbrev=False
+        )
+        for name, run in COMMANDS.items()
+    }
 
-    def add(name: str) -> argparse.ArgumentParser:
-        about = str(COMMANDS[name].__doc__)
-        return commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    def flag(commands: str, name: str, flag_help: str, **options: Any) -> None:
+        for command in commands.split():
+            parsers[command].add_argument(name, help=flag_help, **options)
+
+    def path(commands: str, name: str, flag_help: str, **options: Any) -> None:
+        # No shell puts the home folder for the ~ after `--FLAG=`.
+        flag(commands, name, flag_help, type=os.path.expanduser, **options)
 
     config = "a file or a packaged config, see `fedjax-bn list configs`"
-    finished = "folder of the finished run"
-    trust = "import the code that the run's config.json names"
-    train = add("train")
-    train.add_argument("--config", help=f"{config}; --config.KEY=VALUE changes a key")
-    train.add_argument("--workdir", type=_path, help="folder of the run; by default runs/CONFIG")
+    flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key")
+    path("train", "--workdir", "folder of the run; by default runs/CONFIG")
     several = "this process is one of several, see launch/README.md"
-    train.add_argument("--distributed", action="store_true", default=None, help=several)
+    flag("train", "--distributed", several, action="store_true", default=None)
     alone = "this process is alone, whatever its launcher says"
-    train.add_argument("--nodistributed", action="store_false", dest="distributed", help=alone)
-
-    add("config").add_argument("config", metavar="CONFIG", help=config)
-
-    evaluate = add("evaluate")
-    evaluate.add_argument("--workdir", type=_path, required=True, help=finished)
-    evaluate.add_argument("--config", default="", help=f"{config}; by default the run's own")
-    evaluate.add_argument("--name", default="evaluation", help="name of the files it writes")
-    for name, flag_help in (
-        ("internal", "test the internal clients too"),
-        ("alphas", "record and plot the adapter's alphas"),
-        ("tsne", "plot t-SNE of features"),
-        ("resize", "stretch arrays of images of another size to the model's"),
-        ("trust", trust),
-    ):
-        evaluate.add_argument(f"--{name}", action="store_true", help=flag_help)
-
-    serve = add("serve")
-    serve.add_argument("--workdir", type=_path, required=True, help=finished)
-    serve.add_argument("--export", type=_path, required=True, help="the folder that is written")
+    flag("train", "--nodistributed", alone, action="store_false", dest="distributed")
+    flag("config", "config", config, metavar="CONFIG")
+    path("evaluate serve", "--workdir", "folder of the finished run", required=True)
+    flag("evaluate", "--config", f"{config}; by default the run's own", default="")
+    flag("evaluate", "--name", "name of the files it writes", default="evaluation")
+    on: dict[str, Any] = {"action": "store_true"}
+    flag("evaluate", "--internal", "test the internal clients too", **on)
+    flag("evaluate", "--alphas", "record and plot the adapter's alphas", **on)
+    flag("evaluate", "--tsne", "plot t-SNE of features", **on)
+    flag("evaluate predict", "--resize", "stretch arrays of images to the model's size", **on)
+    flag("evaluate serve", "--trust", "import the code that the run's config.json names", **on)
+    path("serve", "--export", "the folder that is written", required=True)
     whose = "whose own model; by default what an unseen client receives"
-    serve.add_argument("--client", default="", metavar="NAME", help=whose)
-    serve.add_argument("--trust", action="store_true", help=trust)
-
-    predict = add("predict")
-    predict.add_argument("--model", type=_path, required=True, help="a folder that serve wrote")
+    flag("serve", "--client", whose, default="", metavar="NAME")
+    path("predict", "--model", "a folder that serve wrote", required=True)
     images = "an image or a scan, a folder of them, a .npz, or - for names of files from stdin"
-    predict.add_argument("--data", type=_path, required=True, help=images)
-    predict.add_argument("--adapt", default="", help="how; by default the first that was served")
+    path("predict", "--data", images, required=True)
+    flag("predict", "--adapt", "how; by default the first that was served", default="")
     out = "the file to write, by default the standard output, or for masks a new folder"
-    predict.add_argument("--out", type=_path, default="", help=out)
-    larger = "stretch arrays of images of another size to the model's"
-    predict.add_argument("--resize", action="store_true", help=larger)
-    program = "run the compiled program in the model's folder, which is code"
-    predict.add_argument("--trust", action="store_true", help=program)
-
-    report = add("report")
-    report.add_argument("folders", nargs="+", type=_path, metavar="DIR", help="finished runs")
-    page = "the page, with its tables beside it as text"
-    report.add_argument("--out", type=_path, default="report.html", help=page)
-    report.add_argument("--baseline", default="", help="method that others are compared with")
-
-    add("list").add_argument("names", nargs="*", metavar="KIND [NAME]", help="such as methods")
+    path("predict", "--out", out, default="")
+    flag("predict", "--trust", "run the compiled program in the folder, which is code", **on)
+    path("report", "folders", "finished runs", nargs="+", metavar="DIR")
+    path("report", "--out", "the page, with its tables beside it", default="report.html")
+    flag("report", "--baseline", "method that others are compared with", default="")
+    flag("list", "names", "such as methods", nargs="*", metavar="KIND [NAME]")
     return everything
 
 
@@ -187,10 +161,7 @@ def parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace, changes: Changes) -> None:
     """Trains the configured method and its baselines, or resumes them."""
     if not options.config:
-        raise ConfigError(
-            "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
-            "names all, `fedjax-bn --help` shows what else there is"
-        )
+        raise ConfigError("give a config: --config quickstart, or see `fedjax-bn list configs`")
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
     from fedjax_bn.run.commands import train_all
@@ -222,21 +193,19 @@ def _serve(options: argparse.Namespace, changes: Changes) -> None:
     """Writes what an unseen client receives from a finished run, or one client's own model."""
     from fedjax_bn.run.serve import run
 
-    folders = Path(options.workdir), Path(options.export)
-    run(*folders, changes, trust=options.trust, client=options.client)
+    to = Path(options.export)
+    run(Path(options.workdir), to, changes, trust=options.trust, client=options.client)
 
 
-def _predict(options: argparse.Namespace, changes: Changes) -> None:
+def _predict(options: argparse.Namespace, _: Changes) -> None:
     """Writes the probabilities, or the masks, that a served model predicts."""
-    del changes
     from fedjax_bn.serving.predict import Request, run
 
     run(Request(*(getattr(options, name) for name in Request._fields)))
 
 
-def _report(options: argparse.Namespace, changes: Changes) -> None:
+def _report(options: argparse.Namespace, _: Changes) -> None:
     """Writes a page that compares finished runs."""
-    del changes
     from fedjax_bn.report.page import write_comparison
 
     folders = [Path(folder) for folder in options.folders]
@@ -244,9 +213,8 @@ def _report(options: argparse.Namespace, changes: Changes) -> None:
     print(f"written: {', '.join(map(str, files))}")
 
 
-def _list(options: argparse.Namespace, changes: Changes) -> None:
+def _list(options: argparse.Namespace, _: Changes) -> None:
     """Prints all names of a kind, such as methods, or the options of one name."""
-    del changes
     from fedjax_bn.run.listing import listing
 
     print(listing(options.names))

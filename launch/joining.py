@@ -27,12 +27,11 @@ from fedjax_bn import methods, sharing  # noqa: E402
 from fedjax_bn.arguments.errors import ConfigError, UserError  # noqa: E402
 from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
-from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
-from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
+from fedjax_bn.run.experiment.build import Experiment, read_values  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
-from fedjax_bn.run.experiment.read_values import read_values  # noqa: E402
 from fedjax_bn.run.files import finished  # noqa: E402
+from fedjax_bn.run.files.finished import recorded_code  # noqa: E402
 from fedjax_bn.training import workdir  # noqa: E402
 from fedjax_bn.training.evaluation.evaluate import internal_evaluator  # noqa: E402
 from fedjax_bn.training.rounds import open_rounds  # noqa: E402

@@ -20,7 +20,7 @@ from fedjax_bn.arguments.ranges import BY_KIND, Range, refusal, stated_range
 from fedjax_bn.arguments.text import brief, nearest, one_line
 
 Table = Mapping[str, Callable[..., Any]]
-PLAIN = (bool, int, float, str)  # types whose values can be written in a word
+_PLAIN = (bool, int, float, str)  # types whose values can be written in a word
 REQUIRED = inspect.Parameter.empty
 # A function that returns why a word may not choose the code `module:name`; "" if it may.
 _REFUSED: ContextVar[Callable[[str], str]] = ContextVar("refused", default=lambda name: "")
@@ -30,7 +30,7 @@ class Argument(NamedTuple):
     """An argument of a function, or a key of the configuration.
 
     Attributes:
-      kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
+      kind: the type of its values: bool, int, float, str, or a tuple of texts.
       default: `REQUIRED` if it has no default; if the default is None, None is allowed too.
       range: the allowed values of this type.
       meaning: what it is for, of keys of the configuration.
@@ -55,7 +55,7 @@ def read_choice(
     """Returns the function that a word chooses, and the arguments in the word.
 
     Args:
-      what: the kind of word and the word itself, for error messages.
+      what: names the word in error messages.
       text: the word, `name:key=value:...` or `package.module:function:key=value:...`.
       table: the functions that a word chooses by name.
       given: arguments that the caller gives, which the word cannot set.
@@ -67,11 +67,7 @@ def read_choice(
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
-    try:
-        settable = plain_arguments(function, given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: its arguments cannot be read ({one_line(error)})") from error
-    settable |= extra or {}
+    settable = plain_arguments(function, given) | dict(extra or {})
     if changes and not settable:
         raise ValueError(f"{what}: {name} takes no arguments")
     chosen: dict[str, Any] = {}
@@ -105,9 +101,9 @@ def split_choice(word: str, table: Collection[str]) -> tuple[str, list[str]]:
 def parsed(text: str, kind: type = object) -> Any:
     """Returns a text as a value of type `kind`, or of another type if it does not fit.
 
-    Without a kind, returns the value of a Python literal, or the text itself. Texts need no quotes,
-    and tuples of texts no parentheses: `running,batch`.
+    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
     """
+    # A name or a path is no literal and stays a text; so does what looks like code.
     value: Any = text
     no_literal = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # deep nesting
     with suppress(*no_literal), warnings.catch_warnings(action="ignore"):  # of "1or 2"
@@ -133,15 +129,9 @@ def misfit(value: Any, argument: Argument) -> str:
     kind, default = argument.kind, argument.default
     if value is None and default is None:
         return ""
-    usual = argument.range is BY_KIND.get(kind)
-    right = type(value) is kind
-    if kind is tuple and right and usual:  # else the range checks the entries
-        right = all(isinstance(entry, str) for entry in value)
-    if right:
+    if type(value) is kind:
         return refusal(value, argument.range)
-    name = kind.__name__
-    if kind is tuple:
-        name = "a tuple of names" if usual else argument.range.text
+    name = "a tuple of names" if kind is tuple else kind.__name__
     such = "" if default in (None, REQUIRED, ()) else f", such as its default {brief(default)}"
     return f"is of type {type(value).__name__}, but it must be {name}{such}"
 
@@ -172,10 +162,8 @@ def plain_arguments(
 def _is_choice(parameter: inspect.Parameter) -> bool:
     """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
     options = typing.get_args(parameter.annotation)
-    made_types = [option for option in options if option not in (*PLAIN, type(None))]
-    return str in options and any(
-        typing.get_origin(option) is not Sequence for option in made_types
-    )
+    made_types = [option for option in options if option not in (*_PLAIN, type(None))]
+    return str in options and any(typing.get_origin(o) is not Sequence for o in made_types)
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:
@@ -186,9 +174,9 @@ def _kind(parameter: inspect.Parameter) -> type | None:
     options = [getattr(option, "__origin__", option) for option in members]  # of Annotated
     if type(default) is tuple and stated_range(annotation):  # other tuples cannot be set
         return tuple
-    if type(default) in PLAIN:  # `x: float = 1` is a float
+    if type(default) in _PLAIN:  # `x: float = 1` is a float
         return float if type(default) is int and float in options else type(default)
-    plain = [kind for kind in PLAIN if kind in options]
+    plain = [kind for kind in _PLAIN if kind in options]
     empty = default is None or default is REQUIRED
     return plain[0] if empty and len(plain) == 1 else None
 
@@ -222,24 +210,15 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
         ) from error
     function = getattr(imported, attribute, None)
     if not callable(function):
-        public_names = [
-            key
-            for key, value in vars(imported).items()
-            if callable(value) and getattr(value, "__module__", "") == module and key[0] != "_"
-        ]
-        raise ValueError(
-            f"{what}: module {module!r} has no function or class {attribute!r}"
-            f"{nearest(attribute, public_names)}"
-        )
+        raise ValueError(f"{what}: module {module!r} has no function or class {attribute!r}")
     return function
 
 
 @contextmanager
 def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
-    """Keeps choices that were read from another person's files from importing that person's code.
+    """Keeps choices from another person's files from importing that person's code.
 
-    Args:
-      why: `why("module:name")` returns the end of the error message; "" allows the import.
+    `why("module:name")` returns the end of the error message; "" allows the import.
     """
     before = _REFUSED.set(why)
     try:
@@ -252,15 +231,13 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
     """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
 
     Raises:
-      ValueError: its signature does not take these arguments, or a user's own function fails. The
-        errors of our functions pass unchanged.
+      ValueError: its signature does not take these arguments, or a user's own function fails.
     """
     # Bound before the call: a TypeError inside the function is not an error of its signature.
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:
-        call = ", ".join([*(type(x).__name__ for x in given), *(f"{key}=..." for key in options)])
-        raise ValueError(f"{what}: {error}; it is called with ({call})") from error
+        raise ValueError(f"{what}: {error}") from error
     is_packaged = str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
     with nullcontext() if is_packaged else naming(what):
         return function(*given, **options)
@@ -268,13 +245,10 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turns any error of a user's own code into a ValueError that names the code.
-
-    A ValueError with a message of one line passes unchanged: it is taken for ours.
-    """
+    """Turns any error of a user's own code into a ValueError that names the code."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError) and "\n" not in str(error):
+        if isinstance(error, ValueError) and "\n" not in str(error):  # it is taken for ours
             raise
         raise ValueError(f"{what} fails ({type(error).__name__}: {one_line(error)})") from error

@@ -1,7 +1,6 @@
 """Ranges of arguments, stated once in a signature: `mu: AtLeast0 = 0.01` is a float of at least 0.
 
-`bounded` makes a function or dataclass refuse values outside the ranges of its signature. The
-configuration reads its ranges from the same signatures.
+`bounded` enforces them, and the configuration reads them from the same signatures.
 """
 
 import functools
@@ -19,13 +18,7 @@ _SMALLEST = 1.2e-38  # about its smallest one above 0; devices take what is smal
 
 
 class Range(NamedTuple):
-    """Allowed values.
-
-    Attributes:
-      text: what the value must be, such as "at least 1".
-      holds: whether a value is allowed.
-      names: the allowed names, if only some names are allowed.
-    """
+    """Allowed values: in words, such as "at least 1"; as a test; and by names, if only some are."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -39,19 +32,18 @@ def one_of(*names: str) -> Range:
 
 
 def _between(low: int, high: int) -> Range:
-    """Returns the range of whole numbers from `low` to `high`, both included."""
     upper = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
 def printable(value: str) -> bool:
     """Returns whether a text has at most 4096 characters, without controls or lone surrogates."""
-    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
-    return len(value) <= _LONGEST and not odd
+    return len(value) <= _LONGEST and not any(
+        unicodedata.category(c) in ("Cc", "Cs") for c in value
+    )
 
 
 def _is_window(ends: Sequence[Any]) -> bool:
-    """Returns whether a tuple is empty, or two numbers or their texts, the lower one first."""
     try:
         numbers = [float(end) for end in ends]
     except ValueError:
@@ -60,14 +52,14 @@ def _is_window(ends: Sequence[Any]) -> bool:
 
 
 # The ranges by type, for arguments without a range of their own.
-OF_TEXT = f"printable, at most {_LONGEST} characters"
+_OF_TEXT = f"printable, at most {_LONGEST} characters"
 BY_KIND = {
     bool: Range("", lambda value: True),
     float: Range("a finite number", lambda value: abs(value) <= _LARGEST),
     int: Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63),
-    str: Range(OF_TEXT, printable),
+    str: Range(_OF_TEXT, printable),
     tuple: Range(
-        f"each {OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(printable, texts))
+        "a tuple of names", lambda texts: all(isinstance(t, str) and printable(t) for t in texts)
     ),
 }
 SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
@@ -75,7 +67,6 @@ ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
 SAMPLES = _between(1, 65_536)
 PIXELS = _between(1, 4096)
 GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
-ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 
 # Types of arguments.
 AtLeast0 = Annotated[float, Range("at least 0", lambda value: value >= 0)]
@@ -85,7 +76,9 @@ UpTo1 = Annotated[float, Range("at least 0 and at most 1", lambda value: 0 <= va
 Inside = Annotated[float, Range("above 0 and below 1", lambda value: 0 < value < 1)]
 Degrees = Annotated[float, Range("at least 0 and at most 180", lambda value: 0 <= value <= 180)]
 Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < value <= 1)]
-Alpha = Annotated[float, ALPHA]
+Alpha = Annotated[
+    float, Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
+]
 Seed = Annotated[int, SEED]
 # Counters on the device are i32; numbers that take memory have narrower bounds.
 Rounds = Annotated[int, _between(1, 2**31 - 1)]
@@ -125,6 +118,7 @@ def stated_range(annotation: Any) -> Range | None:
 
 def refusal(value: Any, allowed: Range) -> str:
     """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
+    # Arrays are float32: a device has no larger number, and takes a smaller one as 0.
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if isinstance(value, float) and 0 < abs(value) < _SMALLEST:
@@ -137,14 +131,10 @@ def refusal(value: Any, allowed: Range) -> str:
 
 
 def bounded(target: _Made) -> _Made:
-    """Makes a function refuse arguments, or a dataclass fields, outside their ranges.
+    """Makes a function refuse arguments, or a dataclass fields, outside their ranges: ValueError.
 
     Only numbers, texts and sequences of them are checked: arrays pass. A function with
-    `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses options that KEYS does not have.
-
-    Raises:
-      ValueError: at the call; the message names function, argument, value and what is allowed.
-      TypeError: at the call, an option is unknown; the message names the nearest right one.
+    `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses other options: TypeError.
     """
     checked: Any = target
     signature = inspect.signature(checked)

@@ -1,8 +1,4 @@
-"""Texts for messages, files and pages: names of clients, domains and files may be any text.
-
-A name may hold separators of folders, markup, line breaks, or bytes that are not text (which
-Python reads as lone surrogates). Characters that Python can print stay readable.
-"""
+"""Texts for messages, files and pages: names of clients, domains and files may be any text."""
 
 import difflib
 import hashlib
@@ -44,8 +40,7 @@ def file_name(text: str) -> str:
 
     Letters, digits, spaces and `-_.+=@,()` stay; all else becomes %XX, byte by byte in UTF-8. So do
     a dot or a space at either end, and the first letter of a name that Windows reserves for
-    devices. The name of a long text ends in its digest. Different texts give different names on
-    file systems that distinguish capitals from small letters.
+    devices. The name of a long text ends in its digest.
     """
     raw = text.encode("utf-8", "surrogatepass")
     coded = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]

@@ -27,12 +27,8 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
 
     With `target=each`, `folder` has one workdir for each target, and a table of all targets,
-    targets.json. If there are several processes, only the first one writes and prints.
-
-    Args:
-      config: of the method, whose `baselines` are trained too.
-      folder: the workdir.
-      write_report: writes the plots and the page of a finished run's folder.
+    targets.json. `write_report` makes the plots and the page of a finished run's folder. Of several
+    processes only the first one writes and prints.
     """
     if config.target != "each":
         summaries = _train_one(config, folder, write_report)
@@ -88,76 +84,70 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
 
 
 def describe_run(config: ConfigDict) -> str:
-    """Returns what a configuration trains, as text; nothing is trained, compiled or written.
-
-    Raises:
-      ConfigError: the configuration or the data that it names cannot be used.
-    """
+    """Returns what a configuration trains, as text; nothing is trained, compiled or written."""
     experiment, _, start = prepare(config)
     state, batches = jax.eval_shape(start), batches_of_one(experiment)
     plan, internal = experiment.plan, experiment.internal
     steps, size = batches["valid"].shape
     images = jax.eval_shape(lambda: sample_input(internal, experiment.prepare, size))
     labels = label_forms(internal.domains[0].train, (size,))
-    shapes = ", ".join(_shape(leaf) for leaf in jax.tree.leaves((images, labels)))
-    # A run of few among many clients has one row here, so the number of clients is the data's.
-    table = partition_table(experiment, state).partition("\n")[2]
+    leaves = jax.tree.leaves((images, labels))
+    shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
     sent = traffic(experiment.method, state, batches)
-    usual = {name: key.default for name, key in keys().items()}
-    changed = [f"  {name}={value}" for name, value in plan.keys.items() if value != usual[name]]
+    changed = [
+        (name, plan.keys[name]) for name in keys() if plan.keys[name] != keys()[name].default
+    ]
     named = internal.domains[: plan.clients_named]
-    return "\n".join(
-        (
-            "keys that differ from their defaults:",
-            *changed,
-            f"{plan.method} on {plan.model}, {len(internal.domains):,} clients of {internal.name}, "
-            f"{plan.rounds} rounds",
-            "samples of clients (training, validation, test):",
-            *(_samples(domain) for domain in named),
-            *(
-                f"  and {unnamed:,} more"
-                for unnamed in [len(internal.domains) - len(named)]
-                if unnamed
-            ),
-            *["unseen:"] * bool(experiment.unseen),
-            *(_samples(domain) for domain in experiment.unseen),
-            f"a batch: {shapes}; the largest client makes {steps} steps a round",
-            table,
-            f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
-            *experiment.notes,
-        )
-    )
+    lines = ["keys that differ from their defaults:"]
+    lines += [f"  {name}={value}" for name, value in changed]
+    lines += [
+        f"{plan.method} on {plan.model}, {len(internal.domains):,} clients of {internal.name}, "
+        f"{plan.rounds} rounds",
+        "samples of clients (training, validation, test):",
+        *map(_samples, named),
+    ]
+    if len(named) < len(internal.domains):
+        lines.append(f"  and {len(internal.domains) - len(named):,} more")
+    if experiment.unseen:
+        lines += ["unseen:", *map(_samples, experiment.unseen)]
+    lines += [
+        f"a batch: {shapes}; the largest client makes {steps} steps a round",
+        # A run of few among many clients has one row here: the number of clients is the data's.
+        partition_table(experiment, state).partition("\n")[2],
+        f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
+        *experiment.notes,
+    ]
+    return "\n".join(lines)
 
 
 def _samples(domain: Domain) -> str:
     splits = (domain.train, domain.validation, domain.test)
-    counts = ", ".join("none" if split is None else str(len(split.images)) for split in splits)
-    return f"  {domain.name}: {counts}"
-
-
-def _shape(leaf: jax.ShapeDtypeStruct) -> str:
-    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+    counts = ("none" if split is None else str(len(split.images)) for split in splits)
+    return f"  {domain.name}: {', '.join(counts)}"
 
 
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     """Tests a finished run without training, and prints its scores and the files written."""
     result, files = evaluate_finished.run(folder, request)
-    texts = dict.fromkeys(adaptation for row in result["unseen"].values() for adaptation in row)
-    outside = {
-        adaptation: {d: row[adaptation] for d, row in result["unseen"].items()}
-        for adaptation in texts
-    }
     part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
-    for rows, title in ((outside, "unseen, "), (result["internal"], f"internal, {tested}")):
+    tables = {
+        f"unseen, {score} %": _transposed(result["unseen"]),
+        f"internal, {tested}{score} %": result["internal"],
+    }
+    for title, rows in tables.items():
         if rows:
-            print(f"\n{score_tables.accuracies(rows, f'{title}{score} %')}")
+            print(f"\n{score_tables.accuracies(rows, title)}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    for domain, rows in measures["unseen"].items():
-        print(f"\n{score_tables.accuracies(rows, f'unseen, {domain}', score_tables.OF_MEASURES)}")
-    if inside := measures["internal"]:
-        names = next(iter(inside.values()))
-        clients = {c: {name: row[c] for name, row in inside.items()} for c in names}
-        title = f"internal, own{tested and f' ({part})'}"
-        print(f"\n{score_tables.accuracies(clients, title, score_tables.OF_MEASURES)}")
+    tables = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
+    tables[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
+    for title, rows in tables.items():
+        if rows:
+            print(f"\n{score_tables.accuracies(rows, title, score_tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
+
+
+def _transposed(rows: Record) -> Record:
+    """Returns {column: {row: value}} of {row: {column: value}}."""
+    columns = next(iter(rows.values()), {})
+    return {column: {name: row[column] for name, row in rows.items()} for column in columns}

@@ -1,9 +1,11 @@
 """The command `evaluate`: tests a finished run without training, also on new domains.
 
-Training data are needed only if the internal clients are tested.
+Training data are needed only if the internal clients are tested. A published dataset has fixed
+names of domains, and a new hospital is not among them, so data at another path are read with the
+domains that are there, whose classes are those of the run (a domain need not have all of them):
 
-A published dataset has fixed names of domains, and a new hospital is not among them. So an archive
-or a folder at another path is read with the domain names that it has, see `new_data`.
+    PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
+    PATH/DOMAIN/images/*.png with masks in PATH/DOMAIN/masks, as `data.name=masks` reads them
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,24 +17,36 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
-from fedjax_bn.arguments.errors import ConfigError, WorkdirError
+from fedjax_bn.adaptation.choice import NEEDS
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError, as_config_errors
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
-from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
-from fedjax_bn.data.label_trees import form_of_labels
+from fedjax_bn.data.domain import Dataset, Domain, Split, scored_part, whole
+from fedjax_bn.data.label_trees import MASK, form_of_labels, has_masks
+from fedjax_bn.data.pixels.decode import resized, resized_masks
+from fedjax_bn.data.sets import folders, npz
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check, flatten
-from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
-from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
+from fedjax_bn.run.experiment.build import (
+    TESTED_ON_VALIDATION,
+    Experiment,
+    build,
+    choose_adaptations,
+    read_evaluation,
+)
+from fedjax_bn.run.experiment.datasets import (
+    check_data_keys,
+    dataset_name,
+    decoding,
+    read_data,
+)
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.run.new_data import read_new, stretched
 from fedjax_bn.training import workdir
 from fedjax_bn.training.evaluation import evaluate, plots
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
@@ -43,8 +57,8 @@ from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.records import Record, by_client
 from fedjax_bn.training.start import data_hash
 
-_KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
+_OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
@@ -74,13 +88,7 @@ class Request(NamedTuple):
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
     """Tests a finished run and writes FOLDER/evaluations/NAME.json, and its plots beside it.
 
-    Args:
-      folder: the run's workdir.
-      request: what to test.
-      say: prints a message.
-
-    Returns:
-      The content of NAME.json, and the paths of all files written.
+    Returns the content of NAME.json, and the paths of all files written.
 
     Raises:
       WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
@@ -96,23 +104,17 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         config, typed = trained.copy_and_resolve_references(), dict(request.changes)
         for key, value in request.changes:
             assign(config, key, value)
-    check(config)
+        check(config)
     # This machine may differ from the one that trained, so devices and cache are the test's.
     trained.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
         trained.adaptations = ()
     check_adaptations(trained, config.adaptations)
-    with recorded_code(folder, about, typed.values(), request.trust):
-        try:
-            result, contents = _tested(folder, request, about, trained, config, say)
-        except (ValueError, OSError, ImportError) as error:
-            raise ConfigError(str(error)) from error
-    # A name such as "a-tsne" would look like a file of the evaluation "a".
+    keep_compiled(trained.compilation_cache)
+    with finished.recorded_code(folder, about, typed.values(), request.trust), as_config_errors():
+        result, contents = _tested(folder, request, about, trained, config, say)
     start = file_name(request.name)
-    for kind in _KINDS:
-        start = start.replace(f"-{kind}", f"%2D{kind}")
-    place = folder / "evaluations"
-    paths = [place / f"{start}{end}" for end in (*contents, ".json")]
+    paths = [folder / "evaluations" / f"{start}{end}" for end in (*contents, ".json")]
     with owned(folder, wait=True):
         workdir.write_json(paths[-1], result)
         for path, content in zip(paths, contents.values(), strict=False):
@@ -133,74 +135,60 @@ def _tested(
 ) -> tuple[Record, dict[str, _Content]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
-    keep_compiled(trained.compilation_cache)
     experiment, state, number = finished.restore(folder, trained, form)
     if request.tsne and not experiment.task.classifies:
-        raise ConfigError(
-            "--tsne needs the features of a classifier, and this run's model is another one: "
-            "leave it out"
-        )
+        raise ConfigError("--tsne needs the features of a classifier: leave it out")
     if request.alphas and COLLECTION not in evaluate.served_variables(state):
         raise ConfigError(
             f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
         )
     tested = _domains_to_test(config, trained, form, request)
-    choices = {
-        spelling: choose_adaptation(spelling, experiment.model, config.adapt_batch_size)
-        for spelling in config.adaptations
-    }
+    choices = choose_adaptations(config, experiment.model)
+    evaluation = read_evaluation(config, experiment.method)
     experiment = experiment._replace(
-        unseen=tested.domains,
-        adaptations=choices,
-        evaluation=read_evaluation(config, experiment.method),
+        unseen=tested.domains, adaptations=choices, evaluation=evaluation
     )
     say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
     record = evaluate.unseen_evaluator(experiment)(state, answers)
-    scores, inside, notes, tested_on = record.get("unseen", {}), {}, [], {}
-    measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
-    if request.internal:
-        has_trained = finished.trained_clients(folder, form["clients"], number)
-        built = _training_data(config, trained, about)
-        scores_inside = evaluate.internal_evaluator(built)(state, has_trained, answers)
-        measures["internal"] = scores_inside.get("measures", {})
-        inside = {"own": scores_inside["accuracy"]} | _served_scores(experiment, built, state)
-        tested_on = {"tested_on": {"internal": scored_part(built.internal.domains)}}
-        if TESTED_ON_VALIDATION in built.notes:
-            say(TESTED_ON_VALIDATION)
-            notes = [TESTED_ON_VALIDATION]
-    files: dict[str, _Content] = dict(plots.ablations(scores, experiment.task.score.name))
-    files |= _plots(experiment, state, tested, request, config.data.name)
-    if config.predictions and answers:
-        end = f"-predictions.{config.predictions}"
-        files[end] = predictions_of(answers, config.predictions)
-    classifies = experiment.task.classifies
-    return {
+    result: Record = {
         "method": trained.method,
         "round": number,
         "seed": trained.seed,
         "dataset": tested.name,
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
-        "unseen": scores,
-        "internal": inside,
-        **tested_on,
-        **({"notes": notes} if notes else {}),
-        **({"measures": measures} if any(measures.values()) else {}),
+        "unseen": record.get("unseen", {}),
+        "internal": {},
         "config": dict(flatten(config)),
-        **({} if classifies else {"score": experiment.task.score.name}),
-    }, files
+    }
+    measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
+    if request.internal:
+        has_trained = finished.trained_clients(folder, form["clients"], number)
+        built = _training_data(config, trained, about)
+        inside = evaluate.internal_evaluator(built)(state, has_trained, answers)
+        measures["internal"] = inside.get("measures", {})
+        served = _served_scores(experiment, built, state)
+        result["internal"] = {"own": inside["accuracy"]} | served
+        result["tested_on"] = {"internal": scored_part(built.internal.domains)}
+        if TESTED_ON_VALIDATION in built.notes:
+            say(TESTED_ON_VALIDATION)
+            result["notes"] = [TESTED_ON_VALIDATION]
+    if any(measures.values()):
+        result["measures"] = measures
+    if not experiment.task.classifies:
+        result["score"] = experiment.task.score.name
+    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], experiment.task.score.name))
+    files |= _plots(experiment, state, tested, request, config.data.name)
+    if config.predictions and answers:
+        files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
+    return result, files
 
 
 def _domains_to_test(
     config: ConfigDict, trained: ConfigDict, form: Record, request: Request
 ) -> Dataset:
-    """Returns the domains to test, each whole: those of `target`, or all if it is empty.
-
-    The run's own target applies only to the run's own data.
-
-    Raises:
-      ConfigError: there is nothing to test, or the samples have another form than the run's.
-    """
+    """Returns the domains to test, each whole: those of `target`, or all if it is empty."""
+    # The run's own target applies only to the run's own data.
     same = all(config.data[key] == trained.data[key] for key in ("name", "path"))
     if same and not config.target:
         if request.internal:
@@ -213,40 +201,84 @@ def _domains_to_test(
         config.target = ""
     check_data_keys(config)
     data = read_new(config, trained, form)
-    check_target(data, config)
     tested = unseen_only(data, target=config.target, seed=config.seed)
-    if request.resize:
+    if request.resize:  # arrays; image files are decoded to the run's size anyway
         stored = [(domain.name, as_stored(whole(domain))) for domain in tested.domains]
-        domains = (
-            Domain(name, None, None, stretched(split, form["shape"])) for name, split in stored
-        )
+        domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
-    if tested.domains:
-        images, labels, _ = tested.domains[0].test
-        kinds = [{"boxes", "masks"} & of.keys() for of in (form, form_of_labels(labels))]
-        if kinds[0] != kinds[1]:
-            run_kind, test_kind = (" and ".join(kind) or "one class" for kind in kinds)
-            raise ConfigError(
-                f"the run was trained on samples with {run_kind} each, but those of {tested.name} "
-                f"have {test_kind}: give data with labels of the same kind"
-            )
-        test_form = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
-        run_form = (form["shape"], form["dtype"], form["num_classes"])
-        if test_form != run_form:
-            raise ConfigError(
-                "the run was trained on samples of shape {} ({}) in {} classes".format(*run_form)
-                + ", but those to test have {} ({}) in {}".format(*test_form)
-                + ": give data of the same form; --resize brings images to the run's size"
-            )
+    images, labels, _ = tested.domains[0].test
+    test_labels = form_of_labels(labels)
+    run_form = _form_in_words(form, form["shape"], form["dtype"], form["num_classes"])
+    test_form = _form_in_words(
+        test_labels, list(images.shape[1:]), str(images.dtype), tested.num_classes
+    )
+    if test_form != run_form:
+        raise ConfigError(
+            f"the run was trained on samples of {run_form}, but those to test have {test_form}: "
+            "give data of the same form; --resize brings images to the run's size"
+        )
     return tested
 
 
-def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
-    """Returns the run's own experiment; its data may have moved to the path that the test names.
+def _form_in_words(labels: Record, shape: list[int], dtype: str, classes: int) -> str:
+    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
+    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
 
-    Raises:
-      WorkdirError: the data are not those that the run was trained on.
-    """
+
+def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
+    """Returns the data to test, see the module's docstring; errors are those of the readers."""
+    name, domains = dataset_name(config), config.data.domains
+    path = Path(config.data.path).expanduser()
+    moved = config.data.path and config.data.path != trained.data.path
+    if not moved or not (config.data.name == trained.data.name or name in _OF_USERS):
+        return read_data(config)
+    numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
+    if path.suffix == ".npz":
+        return npz.load_npz(path, domains=domains, classes=form.get("classes") or numbers)
+    if name == "masks":  # new masks need not have all classes, so those of the run are named
+        config.data.classes = config.data.classes or tuple(form.get("classes", ()))
+        return read_data(config)
+    inside, classes = folders.subfolders(path), {}
+    if name in IMAGE_FOLDERS:
+        published, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
+        for root in (path, *inside):  # a copy of the published folder, or a folder that holds it
+            if len(folders.match_folders(folders.subfolders(root), published)) == len(published):
+                return read_data(config)
+    elif name == "folders":
+        names = config.data.classes or form.get("classes", ())
+        classes = dict.fromkeys(names if names or trained.data.name in _OF_USERS else numbers, ())
+    if not classes:  # another reader
+        return read_data(config)
+    # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
+    matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
+    roots = {root.name: root for root in matching}
+    if not roots and folders.match_folders(inside, classes):
+        roots = {path.resolve().name: path}
+    if not roots or not roots.keys() >= set(domains):
+        raise ConfigError(
+            f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
+            f"{', '.join(roots) or 'no domain'}: give a folder DOMAIN/CLASS/*.jpg, or CLASS/*.jpg "
+            f"of one domain, CLASS of {', '.join(classes)}"
+        )
+    roots = {domain: roots[domain] for domain in domains or roots}
+    listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
+    names = dict.fromkeys(roots, ())
+    unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
+    parent = path if path not in roots.values() else path.parent
+    size = config.data.image_size
+    return folders.folder_source(unpublished, parent, listings, size, **decoding(config))
+
+
+def _stretched(split: Split, shape: Sequence[int]) -> Split:
+    """Returns a split with images, and masks if there are any, of a shape (H, W, C)."""
+    labels = split.labels
+    if has_masks(labels):
+        labels = labels | {MASK: resized_masks(labels[MASK], shape)}
+    return split._replace(images=resized(split.images, shape), labels=labels)
+
+
+def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
+    """Returns the run's own experiment; its data may have moved to the path that the test names."""
     moved = trained.copy_and_resolve_references()
     if config.data.name == trained.data.name:
         moved.data.path, moved.data.cache = config.data.path, config.data.cache

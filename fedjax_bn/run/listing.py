@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
@@ -12,18 +12,8 @@ from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import packaged_configs
 
-LISTS = (
-    *(
-        "methods",
-        "models",
-        "datasets",
-        "adaptations",
-        "weights",
-        "augmentations",
-        "configs",
-        "keys",
-    ),
-)
+_CHOICES = ("methods", "models", "datasets", "adaptations", "weights", "augmentations")
+LISTS = (*_CHOICES, "configs", "keys")
 
 
 def listing(names: Sequence[str]) -> str:
@@ -32,68 +22,52 @@ def listing(names: Sequence[str]) -> str:
     Raises:
       ConfigError: there is no such list or name.
     """
-    if not names:
-        raise ConfigError(f"list what? One of {', '.join(LISTS)}")
-    kind, *chosen = names
-    if kind not in LISTS or len(chosen) > 1:
-        raise ConfigError(f"list {brief(' '.join(names))} is unknown{nearest(kind, LISTS)}")
-    if not chosen:
-        return _columns(_rows(kind))
-    table = _table(kind)
-    name = chosen[0]
-    if name not in table:
-        raise ConfigError(f"{kind} has no {brief(name)}{nearest(name, table)}")
+    kind, *chosen = names or ("",)
+    if kind not in LISTS:
+        raise ConfigError(f"list {brief(kind)} is unknown{nearest(kind, LISTS)}")
     if kind == "keys":
-        return _columns([_key_row(name, keys()[name])])
-    return _options(kind, name, table[name])
+        table: Mapping[str, Any] = keys()
+    elif kind == "configs":
+        table = {name: file.read_text().strip('"') for name, file in packaged_configs().items()}
+    else:
+        table = _choices_of(kind)
+    for name in chosen:
+        if name not in table:
+            raise ConfigError(f"{kind} has no {brief(name)}{nearest(name, table)}")
+        if kind in _CHOICES:
+            return _options(kind, name, table[name])
+    return _columns([_row(kind, name, table[name]) for name in chosen or table])
 
 
-def _columns(rows: Iterable[Sequence[str]]) -> str:
-    rows = list(rows)
+def _columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _rows(kind: str) -> Iterable[Sequence[str]]:
-    """Yields the rows of a list: a name, its first line, and the names of its options."""
-    table = _table(kind)
+def _row(kind: str, name: str, value: Any) -> Sequence[str]:
+    """Returns a name, its first line, and the names of its options; of a key all there is."""
     if kind == "keys":
-        yield from (_key_row(name, key) for name, key in table.items())
-    elif kind in ("datasets", "configs"):
-        yield from table.items() if kind == "configs" else _described_datasets()
-    else:
-        for name, function in table.items():
-            options = _arguments_of(kind, name, function)
-            yield name, _first_line(function), "".join(f":{key}" for key in options)
-
-
-def _table(kind: str) -> Mapping[str, Any]:
-    """Returns name -> function of a list; imports it here, because most need JAX."""
+        return name, _default(value), _type(value), value.meaning
     if kind == "configs":
-        return {
-            name: file.read_text().partition("\n")[0].strip('"').removesuffix(".")
-            for name, file in packaged_configs().items()
-        }
-    if kind == "keys":
-        return keys()
+        return name, _first_line(value)
+    options = "".join(f":{key}" for key in _arguments_of(kind, name, value))
+    return name, _first_line(inspect.getdoc(value)), options
+
+
+def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
+    """Returns name -> function; imports it here, because most need JAX."""
     from fedjax_bn.adaptation.choice import ADAPTATIONS
     from fedjax_bn.run.experiment import datasets, method, task
 
-    tables: dict[str, Mapping[str, Any]] = {
-        "methods": method.METHODS,
-        "models": task.MODELS,
-        "datasets": datasets.DATASETS,
-        "adaptations": ADAPTATIONS,
-        "weights": method.WEIGHING,
-        "augmentations": task.AUGMENTATIONS,
-    }
-    return tables[kind]
-
-
-def _described_datasets() -> Iterable[Sequence[str]]:
-    from fedjax_bn.run.experiment.datasets import describe_datasets
-
-    return describe_datasets().items()
+    tables: tuple[Mapping[str, Callable[..., Any]], ...] = (
+        method.METHODS,
+        task.MODELS,
+        datasets.DATASETS,
+        ADAPTATIONS,
+        method.WEIGHING,
+        task.AUGMENTATIONS,
+    )
+    return dict(zip(_CHOICES, tables, strict=True))[kind]
 
 
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
@@ -110,39 +84,27 @@ def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[st
 
 def _options(kind: str, name: str, function: Callable[..., Any]) -> str:
     """Returns the docstring's first line of a name, and a line for each option."""
-    options, meanings = _arguments_of(kind, name, function), _meanings(function)
+    meanings = _meanings(function)
     if kind == "methods":  # a variant such as `fediga` has the options of its family, `fedig`
-        meanings = _meanings(_family(function)) | meanings
-    line = dict(_described_datasets())[name] if kind == "datasets" else _first_line(function)
-    title = f"{name}: {line}"
-    if not options:
-        return f"{title}\n\nIt has no options."
+        module = inspect.getmodule(function)
+        meanings = _meanings(getattr(module, module.__name__.rpartition(".")[2], None)) | meanings
     rows = [
         (f":{key}={_default(option)}", _type(option), option.meaning or meanings.get(key, ""))
-        for key, option in options.items()
+        for key, option in _arguments_of(kind, name, function).items()
     ]
-    return f"{title}\n\n{_columns(rows)}"
+    options = _columns(rows) if rows else "It has no options."
+    return f"{name}: {_first_line(inspect.getdoc(function))}\n\n{options}"
 
 
-def _family(method: Callable[..., Any]) -> Callable[..., Any]:
-    module = inspect.getmodule(method)
-    return getattr(module, module.__name__.rpartition(".")[2], method) if module else method
-
-
-def _meanings(function: Callable[..., Any]) -> dict[str, str]:
+def _meanings(function: Callable[..., Any] | None) -> dict[str, str]:
     """Returns argument -> its text in `Args:` or `Attributes:` of a docstring, on one line."""
     docstring = f"{inspect.getdoc(function) or ''}\n"
     meanings = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:  .*\n|\n)*)", docstring, re.MULTILINE):
         for part in re.split(r"^  (?=\S)", section, flags=re.MULTILINE):
-            names, colon, meaning = part.partition(":")
-            if colon:
-                meanings |= {name.strip(): " ".join(meaning.split()) for name in names.split(",")}
+            names, _, meaning = part.partition(":")
+            meanings |= {name.strip(): " ".join(meaning.split()) for name in names.split(",")}
     return meanings
-
-
-def _key_row(name: str, key: Argument) -> Sequence[str]:
-    return name, _default(key), _type(key), key.meaning
 
 
 def _default(argument: Argument) -> str:
@@ -162,5 +124,5 @@ def _type(argument: Argument) -> str:
     return kind if argument.range in BY_KIND.values() else f"{kind} {argument.range.text}"
 
 
-def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".")
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0].strip('"').removesuffix(".")

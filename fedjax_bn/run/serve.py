@@ -10,20 +10,19 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
-from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import split_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.run.config.keys import assign, check
-from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
-from fedjax_bn.serving.program import Program, export
-from fedjax_bn.sharing import Variables
+from fedjax_bn.serving.program import export
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import PopulationState
@@ -38,11 +37,10 @@ def run(
     trust: bool = False,
     client: str = "",
 ) -> None:
-    """Writes the selected round's model, and how to use it.
+    """Writes the selected round's model of the workdir `folder` into `to`, and how to use it.
 
     Args:
-      folder: the run's workdir.
-      to: the folder that is written.
+      folder, to: the two folders.
       changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
       say: prints a message.
       trust: whether to import code that the run's folder names.
@@ -51,8 +49,7 @@ def run(
 
     Raises:
       WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
-      ConfigError: there is no such client, an adaptation does not suit the run, or the folder
-        cannot be written.
+      ConfigError: there is no such client, or an adaptation does not suit the run.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, trust)
@@ -63,18 +60,27 @@ def run(
     config = _with_adaptations(trained, changes)
     check_adaptations(trained, config.adaptations)
     trained.adaptations = ()  # those of `config` are built below
-    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
+    with finished.recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
         experiment, state, number = finished.restore(folder, trained, about["form"])
         for note in _notes(experiment, state, config.privacy.clip > 0, client):
             say(note)
-        if client and not changes:
+        if client and not changes:  # it predicts as it does in `evaluate --internal`
             config.adaptations = (_as_clients_predict(experiment.method.statistics),)
         variables = served_variables(state)
         if client:
             has_trained = finished.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
-        write_served(to, facts, variables, _programs(config, experiment, variables, facts, say))
+        programs = {}
+        try:
+            for text, choice in choose_adaptations(config, experiment.model).items():
+                form = (tuple(facts.shape), facts.dtype)
+                programs[text] = export(choice, variables, experiment.prepare, *form)
+        except ImportError as error:  # flatbuffers
+            if not is_of_library(config.model):  # such a model is served as a program alone
+                raise
+            say(f"served without programs: {error}")
+        write_served(to, facts, variables, programs)
     of_client = f", the model of {shown(client)}," if client else ""
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
     options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
@@ -85,28 +91,21 @@ def run(
 
 
 def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
-    """Returns a run's configuration with the adaptations to serve.
-
-    Raises:
-      ConfigError: another key is changed, or the user names an adaptation that cannot be served.
-    """
+    """Returns a run's configuration with the adaptations to serve."""
     config = trained.copy_and_resolve_references()
     for key, value in changes:
         if key != "adaptations":
-            raise ConfigError(
-                f"config.{key} is the run's own and served as it is: of all keys, `serve` takes "
-                "adaptations alone"
-            )
+            raise ConfigError(f"config.{key} is the run's own: `serve` takes adaptations alone")
         assign(config, key, value)
+    check(config)
     names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
-    served = [value for value, name in names.items() if name != ensemble.__name__]
+    served = tuple(value for value, name in names.items() if name != ensemble.__name__)
     if changes and len(served) < len(names):
         raise ConfigError(
             "config.adaptations has ensemble, which needs the batch norms of every client, and "
             "those do not leave: choose other adaptations"
         )
-    config.adaptations = tuple(served) or ("running",)
-    check(config)
+    config.adaptations = served or ("running",)
     return config
 
 
@@ -133,50 +132,15 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
         masks=config.data.large if experiment.task.segments else "",
     )
     if slices := slices_in(config, form):
-        facts = facts._replace(
-            channels=slices.channels,
-            crop=slices.crop,
-            plane=slices.plane,
-            window=tuple(slices.window),
+        window = tuple(slices.window)
+        return facts._replace(
+            channels=slices.channels, crop=slices.crop, plane=slices.plane, window=window
         )
     return facts
 
 
-def _programs(
-    config: ConfigDict,
-    experiment: Experiment,
-    variables: Variables,
-    facts: About,
-    say: Callable[[str], None],
-) -> dict[str, Program]:
-    """Returns adaptation -> program; {} without flatbuffers, which a model of one's own needs.
-
-    Raises:
-      ConfigError: flatbuffers is not installed, and the model is not this library's.
-    """
-    programs = {}
-    for adaptation in config.adaptations:
-        choice = choose_adaptation(adaptation, experiment.model, config.adapt_batch_size)
-        try:
-            programs[adaptation] = export(
-                choice, variables, experiment.prepare, tuple(facts.shape), facts.dtype
-            )
-        except ImportError as error:
-            if not is_of_library(config.model):
-                raise ConfigError(
-                    f"config.model={config.model!r} is your own, served as a program: {error}"
-                ) from error
-            say(f"served without programs: {error}")
-            return {}
-    return programs
-
-
 def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
-    """Returns the adaptation that predicts by a method's rule for its own clients.
-
-    Raises:
-      ConfigError: no adaptation of this library does.
-    """
+    """Returns the adaptation that predicts by a method's rule for its own clients."""
     adaptations = {None: "running", gated_statistics: "learned_alpha"}
     if statistics not in adaptations:
         raise ConfigError(

@@ -27,7 +27,7 @@ from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
-from fedjax_bn.training.experiment import Experiment, Plan, privacy_notes
+from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
@@ -46,15 +46,12 @@ from fedjax_bn.training.workdir import SUMMARY
 
 
 def run(
-    config: ConfigDict,
-    folder: Path,
-    say: Callable[[str], None] = print,
-    modules: bool = True,
+    config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
 ) -> Record:
     """Trains one method and returns its summary; a run that was stopped continues.
 
     Args:
-      config: as `fedjax_bn.run.config.keys.base` and a config file make it.
+      config: all keys.
       folder: the workdir; see docs/workdir.md for its files.
       say: prints a message.
       modules: whether to print a line for each module on what is shared, or only sums.
@@ -75,8 +72,7 @@ def run(
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
-    about |= promised | starting_record(plan.start_from)
-    about |= describe_machine()
+    about |= promised | starting_record(plan.start_from) | describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     say = say if first() else lambda line: None
     require_same("the configuration", plan.keys)
@@ -93,12 +89,13 @@ def run(
 
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
-    if note := population_note(start):
-        say(note)
     with held_by_first(owned(folder)):
-        if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
-            say(note)
-        if note := by_first(lambda: difference(folder, about)):
+        notes = (
+            population_note(start),
+            by_first(lambda: claim(folder, plan.keys, about, plan.follows)),
+            by_first(lambda: difference(folder, about)),
+        )
+        for note in filter(None, notes):
             say(note)
         state, records = resume(folder, start, experiment.mesh)
         if records:
@@ -111,10 +108,7 @@ def resume(
 ) -> tuple[FederatedState, list[Record]]:
     """Returns the state from which a workdir's run continues, and the records up to it.
 
-    Records of later rounds are dropped.
-
-    Raises:
-      WorkdirError, CheckpointError: the workdir is damaged.
+    Records of later rounds are dropped. A damaged workdir is a WorkdirError or CheckpointError.
     """
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
@@ -146,14 +140,15 @@ def _finish(
     bytes_sent = traffic(experiment.method, state, batches_of_one(experiment))
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
+    complete = len(records) >= plan.rounds or out_of_patience(records, plan.patience)
     if 0 < plan.profile <= len(records):
         say(f"round {plan.profile} is done, so no new profile of it is written")
-    elif plan.profile and not _complete(plan, records):
+    elif plan.profile and not complete:
         say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
 
     # 5. Train. The summary marks the run as finished: only pictures, which may fail, follow it.
     compile_seconds = 0.0
-    if not _complete(plan, records):  # else only the summary is missing
+    if not complete:  # else only the summary is missing
         say(f"compiling a round of {plan.method}")
         began = time.perf_counter()
         round = recorded(rounds.compile(state), experiment)
@@ -188,11 +183,6 @@ def _finish(
     return summary
 
 
-def _complete(plan: Plan, records: list[Record]) -> bool:
-    """Returns whether no round is left."""
-    return len(records) >= plan.rounds or out_of_patience(records, plan.patience)
-
-
 def _show(folder: Path, picture: str, rounds: int) -> None:
     """Shows a plot of a finished run in TensorBoard, as one of its last round."""
     with TensorBoard(folder, rounds, pictures=picture):
@@ -207,11 +197,7 @@ def _train_rounds(
     state: Any,
     records: list[Record],
 ) -> None:
-    """Runs the remaining rounds, whose records are appended.
-
-    Raises:
-      InterruptedRun: Ctrl-C or SIGTERM, after the round's state was saved.
-    """
+    """Runs the remaining rounds, whose records are appended; may raise InterruptedRun."""
     plan, rounds_played, answers = experiment.plan, len(records), {}
     names = [domain.name for domain in experiment.internal.domains]
     score_all = evaluator(experiment)

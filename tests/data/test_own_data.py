@@ -234,9 +234,10 @@ def test_images_of_another_size_than_configured_are_named(tmp_path):
         build(config_of("npz", path, data_image_size=7))
 
 
-def test_a_choice_that_a_dataset_does_not_have_is_refused():
-    with pytest.raises(ConfigError, match=r"data\.severities='1'"):
-        build(config_of("scanners", "", data_severities=("1",)))
+@pytest.mark.parametrize("name", ["folders", "npz"])
+def test_without_a_path_the_sentence_says_what_it_must_be(name):
+    with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH.*DOMAIN"):
+        build(config_of(name, ""))
 
 
 def test_every_dataset_has_a_line_that_says_what_it_is():

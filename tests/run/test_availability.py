@@ -6,8 +6,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.read_values import choose_participation
+from fedjax_bn.run.experiment.build import build, choose_participation
 from fedjax_bn.training.availability import draw_cohort, read_trace
 from fedjax_bn.training.records import samples_a_round
 

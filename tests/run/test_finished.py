@@ -20,7 +20,7 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run.experiment.read_values import read_evaluation
+from fedjax_bn.run.experiment.build import read_evaluation
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
@@ -119,30 +119,6 @@ def test_all_adaptations_can_be_chosen_by_name(state):
     carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
     learning = {"tent", "sar", "shot", "t3a", "atp"}
     assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are atp, batch, "),
-        ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
-        ("tsmobn:momentum", "must be key=value"),
-        ("tsmobn:momentum=high", "momentum='high' is of type str, but it must be float"),
-        ("running:batch_size=0", "batch_size=0 must be at least 1"),
-    ],
-)
-def test_a_wrong_choice_is_one_clear_sentence(text, message):
-    with pytest.raises(ValueError, match=message):
-        choose_adaptation(text, MODEL)
-
-
-def test_a_choice_without_affine_is_tested_so(state):
-    choice = choose_adaptation("running:affine=False", MODEL)
-    variables, images = global_variables(state), nets.images_of(3)
-    plain = adaptation.without_affine(adaptation.running(MODEL))
-    ours, _ = jax.jit(choice.adaptation.predict)(variables, (), images)
-    theirs, _ = jax.jit(plain.predict)(variables, (), images)
-    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_stream_holds_every_sample_once():

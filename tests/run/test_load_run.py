@@ -8,7 +8,6 @@ import pytest
 
 import fedjax_bn as fb
 import runs
-from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import load
 from small_images import dataset_of_images
@@ -89,8 +88,3 @@ def test_serving_an_unknown_client_names_those_there_are(tmp_path, capfd, client
     assert repr(client) in line
     assert "valid are ant, bee, cow" in line
     assert not (tmp_path / "x").exists()
-
-
-def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(WorkdirError, match=str(tmp_path)):
-        fb.load_run(tmp_path)

@@ -1,7 +1,6 @@
 """The command and the files it leaves."""
 
 import contextlib
-import html.parser
 import io
 import json
 import re
@@ -143,34 +142,11 @@ def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcom
     assert len(runs.lines(folder)) == 5
 
 
-def test_plots_are_png_images(outcome):
-    from PIL import Image
-
-    plots = outcome[0] / "plots"
-    assert {path.name for path in plots.iterdir()} == {"class_counts.png", "samples.png"}
-    for path in plots.iterdir():
-        with Image.open(path) as image:
-            assert image.format == "PNG"
-            assert min(image.size) > 100
-
-
-class References(html.parser.HTMLParser):
-    """Collects what a page loads or links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.found += [value for name, value in attrs if name in ("src", "href")]
-
-
 def test_the_report_needs_no_other_file_and_names_every_run(outcome):
     text = (outcome[0] / "report.html").read_text()
-    page = References()
-    page.feed(text)
-    assert len(page.found) > 1  # what the clients see, and the worst mistakes
-    assert all(reference.startswith("data:image/png;base64,") for reference in page.found)
+    references = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len(references) > 1  # what the clients see, and the worst mistakes
+    assert all(reference.startswith("data:image/png;base64,") for reference in references)
     assert "url(" not in text
     assert "@import" not in text
     for part in ("fedbn on tiny, seed 2", "fedavg", "cow", "fedbn [batch]", "batch_size"):
@@ -187,27 +163,12 @@ def test_a_baseline_has_a_workdir_of_its_own_and_differs_in_the_method_only(outc
     assert one["data"] == two["data"]
 
 
-def test_the_partition_is_printed_at_the_start_and_the_table_at_the_end(outcome):
-    text = outcome[1]
-    first, last = text.index("fedbn on MLP, 3 clients"), text.index("accuracy %")
-    assert first < text.index("personal: 8 leaves, 128 values, 512 bytes") < last
-    assert "personal: 0 leaves" in text  # of FedAvg
-    assert text.count("batch_stats") == 2  # of two modules, once each
-    table = text[last:].splitlines()
-    assert table[0].split() == [
-        *("accuracy", "%", *CLIENTS, "mean", "dog", "[running]", "dog", "[batch]")
-    ]
-    assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
-    mean = workdir.read_json(outcome[0] / "summary.json")["accuracy"]["internal"]["mean"]
-    assert f"{mean:.1f}" == table[2].split()[4]
-    assert str(outcome[0]) in text
-
-
 def test_the_finished_command_says_so_and_changes_nothing(outcome, monkeypatch):
     before = runs.files(outcome[0])
     printed = give(monkeypatch, outcome[0])
     assert printed.count("holds a finished run") == 2
-    assert "accuracy %" in printed
+    table = printed[printed.index("accuracy %") :].splitlines()
+    assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
     assert runs.files(outcome[0]) == before
 
 
@@ -244,26 +205,6 @@ def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):
     assert at_round[2] == at_round[8]
 
 
-@pytest.mark.slow  # test_availability draws cohorts
-def test_clients_per_round_draws_that_many_and_gives_the_others_no_weight(tmp_path):
-    runs.run(tmp_path / "run", clients_per_round=2, rounds=4)
-    for line in runs.lines(tmp_path / "run"):
-        absent = [name for name, weight in line["weights"].items() if weight == 0]
-        assert len(absent) == 1
-        assert {name for name, loss in line["loss"].items() if loss is None} == set(absent)
-    assert len({str(line["weights"]) for line in runs.lines(tmp_path / "run")}) > 1
-
-
-def test_the_fraction_is_taken_from_the_clients_training_data():
-    from fedjax_bn.run.experiment.build import build
-
-    half = base()
-    half.model, half.target, half.data.fraction = "MLP", "fax", 0.5
-    experiment = build(half)
-    assert [len(d.train.labels) for d in experiment.internal.domains] == [90] * 5
-    assert len(experiment.unseen[0].train.labels) == 180
-
-
 @pytest.mark.parametrize(
     "words", ["--workdir=", "serve --workdir=x --export=", "predict --data=x --model=", "report "]
 )
@@ -271,18 +212,6 @@ def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, 
     monkeypatch.setenv("HOME", str(tmp_path))
     options, _ = main.parse(["main", *f"{words}~/x/y".split()])
     assert f"{tmp_path}/x/y" in str(options)
-
-
-def test_a_path_that_no_file_system_holds_is_refused_by_its_flag(capfd):
-    name = "a" * 300
-    assert runs.command("report", name) == 2
-    assert name in capfd.readouterr().err
-
-
-def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path, capfd):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert runs.command("serve", "--workdir=~/none", "--export=~/served") == 2
-    assert str(tmp_path / "none") in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

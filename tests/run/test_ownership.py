@@ -1,8 +1,7 @@
-"""One process owns a workdir while it writes there; a folder that two wrote to is repaired."""
+"""One process owns a workdir while it writes there."""
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.files import ownership
-from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.progress import Progress
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
@@ -92,19 +90,3 @@ def test_an_evaluation_and_a_report_wait_for_the_workdir_and_are_refused_when_it
         with pytest.raises(WorkdirError, match=OWNER):
             evaluate_finished.run(finished, evaluate_finished.Request(), say=str)
     assert not (finished / "evaluations").exists()
-
-
-def write_twice(folder) -> list[bytes]:
-    """What two processes left that trained over each other; returns the lines of one."""
-    once = runs.lines_written(folder)
-    slower = [line.replace(b'"seconds": ', b'"seconds": 1') for line in once]
-    mixed = [line for pair in zip(once, slower, strict=True) for line in pair]
-    (folder / "metrics.jsonl").write_bytes(b"\n".join([*mixed, slower[3], once[-1][:20]]))
-    return once
-
-
-def test_of_rounds_written_twice_the_first_lines_count(tmp_path, finished):
-    folder = shutil.copytree(finished, tmp_path / "twice")
-    once = write_twice(folder)
-    write_report(folder)
-    assert workdir.read_lines(folder / "metrics.jsonl", 6) == [json.loads(line) for line in once]

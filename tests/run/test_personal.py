@@ -14,7 +14,7 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.read_values import read_evaluation
+from fedjax_bn.run.experiment.build import read_evaluation
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.personalization import (
     Personalization,

@@ -3,6 +3,8 @@
 A key means the same everywhere. `fedjax-bn list keys` prints all keys.
 """
 
+import os
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -27,18 +29,50 @@ from fedjax_bn.arguments.ranges import (
     Steps,
     StepsOr0,
     one_of,
+    printable,
     stated_range,
 )
 from fedjax_bn.data.division.partition import PARTITION, SIZES
 from fedjax_bn.data.masks.prostate import PROTOCOLS
-from fedjax_bn.run.config.key_ranges import (
-    EPOCHS,
-    EXPRESSION,
-    FOLDER,
-    FOLDER_OR_BUCKET,
-    PATH,
-    PATTERNS,
+
+
+def _is_path(path: str) -> bool:
+    unknown_home = path.startswith("~") and os.path.expanduser(path) == path
+    return printable(path) and not unknown_home
+
+
+def _is_folder(path: str) -> bool:
+    # Without such a beginning, a slip such as "None" would make a folder of that name.
+    begins = re.match(r"\.{0,2}/|~|(gs|s3|az|hf)://.", path)
+    return not path or (bool(begins) and _is_path(path))
+
+
+def _are_patterns(texts: tuple[str, ...]) -> bool:
+    return len(texts) % 2 == 0 and all(pattern.count("{}") == 1 for pattern in texts)
+
+
+def _is_expression(pattern: str) -> bool:
+    try:
+        return printable(pattern) and bool(re.compile(pattern))
+    except re.error:
+        return False
+
+
+_EPOCHS = Range(
+    "whole numbers above 0 and below 100000",
+    lambda entries: all(re.fullmatch("[1-9][0-9]{0,4}", str(entry)) for entry in entries),
 )
+_PATH = Range("a path, whose ~NAME is a user here", _is_path)
+_FOLDER = Range(
+    "empty for none, or a folder that begins with /, ./, ../ or ~, or a bucket such as gs://NAME",
+    _is_folder,
+)
+_PATTERNS = Range(
+    "patterns of an image and of its mask in turn, each with {} once, such as "
+    "images/{}.png,masks/{}_mask.png",
+    _are_patterns,
+)
+_EXPRESSION = Range("a regular expression of Python", _is_expression)
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
@@ -60,54 +94,36 @@ _KEYS = {
         "The method: a name of `list methods` with its options, such as fedprox:mu=0.1, or your "
         "own package.module:function:key=value.",
     ),
-    "baselines": _key(
-        (),
-        "Methods that are run beside it, each in WORKDIR/baselines/NAME, such as "
-        "fedavg,fedprox:mu=0.1.",
-    ),
+    "baselines": _key((), "Methods that are run beside it, each in WORKDIR/baselines/NAME."),
     "model": _key(
         "DigitCNN",
         "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
         "own package.module:Class:key=value.",
     ),
-    "pretrained": _key(
-        "",
-        "Weights from which all clients start: a file, or the name of a model on a hub. Empty for "
-        "random weights.",
-        PATH,
-    ),
+    "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub.", _PATH),
     "compute_dtype": _name(
-        "Type in which layers compute. With bfloat16, for GPU and TPU, variables, statistics of "
-        "batch norms and losses stay float32 (mixed precision).",
-        *("float32", "bfloat16"),
+        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
     ),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
-    "local_epochs": _key(
-        1, "Number of passes over its own data that a client makes in a round.", Steps
-    ),
+    "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key(
-        (),
-        "Local epochs of each client, in the order of the clients. Empty: all make local_epochs.",
-        EPOCHS,
+        (), "Local epochs of each client, in order. Empty: local_epochs.", _EPOCHS
     ),
-    "local_steps": _key(
-        0, "Number of steps of a client in a round, instead of epochs. 0 for epochs.", StepsOr0
-    ),
+    "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
         0,
-        "Number of steps between two validations of a client in a round, which then uploads its "
-        "best state of the round (FedIG, A.2). 0: it uploads its last state.",
+        "Steps between two validations of a client, which then uploads its best state of the "
+        "round (FedIG, A.2). 0: its last state.",
         StepsOr0,
     ),
     "validate_with": _name(
-        "Whose validation accuracy selects the round: that of each client's own model, or that of "
-        "the aggregated one on all clients (FedIG, A.2).",
+        "Whose validation accuracy selects the round: of each client's own model, or of the "
+        "aggregated one on all clients (FedIG, A.2).",
         *("own", "global"),
     ),
     "patience": _key(
         0,
-        "Number of rounds without a better validation after which a run stops (TsmoBN, E.1). 0: it "
-        "never stops early.",
+        "Rounds without a better validation after which a run stops. 0: it never does.",
         RoundsOr0,
     ),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
@@ -115,26 +131,20 @@ _KEYS = {
     "optimizer.learning_rate": _key(0.01, "Full learning rate of the clients' steps.", Above0),
     "optimizer.schedule": _key(
         "constant",
-        "How the learning rate changes over rounds: constant; cosine:rounds=N:final=F, which ends "
-        "with the run unless rounds are given; step:rounds=N:factor=F; or "
-        "exponential:rounds=N:factor=F.",
+        "How the rate changes over rounds: constant; cosine:rounds=N:final=F, which ends with the "
+        "run unless rounds are given; step:rounds=N:factor=F; or exponential:rounds=N:factor=F.",
     ),
-    "optimizer.warmup_rounds": _key(
-        0, "Number of rounds in which the rate first rises to learning_rate.", RoundsOr0
-    ),
+    "optimizer.warmup_rounds": _key(0, "Rounds in which the rate first rises.", RoundsOr0),
     "optimizer.momentum": _key(0.0, "Momentum of sgd; adam has its own.", Share),
     "optimizer.nesterov": _key(False, "Whether the momentum of sgd is Nesterov's."),
     "optimizer.weight_decay": _key(
-        0.0, "Factor of the weights that is added to the gradient (L2), as in PyTorch.", AtLeast0
+        0.0, "Factor of the weights that is added to the gradient.", AtLeast0
     ),
-    "optimizer.keep": _key(
-        False, "Whether clients keep the optimizer's state, such as momentum, between rounds."
-    ),
+    "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
     "start_from": _key(
         "",
-        "Workdir of a finished run from whose model all clients start: that of its selected round, "
-        "as an unseen client receives it. Empty: none.",
-        PATH,
+        "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
+        _PATH,
     ),
     "share": _key(
         "",
@@ -145,265 +155,173 @@ _KEYS = {
     "frozen": _key(
         "",
         "What nothing trains or sends: paths of modules, such as layer1,layer2; "
-        "all_but:paths=head; at:paths=layer1:statistics=False, whose running statistics move; a "
-        "rule as for share, such as all_but_batch_norm; or your own. Empty: nothing.",
+        "all_but:paths=head; at:paths=layer1:statistics=False, whose running statistics move; or a "
+        "rule as for share. Empty: nothing.",
     ),
     "weigh": _key(
         "",
-        "Weights of the clients in the average: by_size, uniform, by_divergence, "
-        "risk_extrapolation:eta=0.5:solver=slsqp, generalization_adjustment:metric=loss:step=0.2; "
-        "robust to malicious clients: coordinate_median, trimmed_mean:trim=0.25, "
-        "krum:malicious=1:keep=1, geometric_median:iterations=10, norm_clipping:factor=1; or your "
-        "own. Empty: the method's own.",
+        "Weights of the clients in the average: a name of `list weights` with its options, such as "
+        "krum:malicious=1, or your own. Empty: the method's own.",
     ),
     "clients": _key(
         "auto",
-        "How the clients of a round run on a device: one after the other (map), all at once "
-        "(vmap), n at a time (vmap:at_once=n), or as suits the device (auto).",
+        "How a round's clients run on a device: one after the other (map), all at once (vmap), n "
+        "at a time (vmap:at_once=n), or as suits the device (auto).",
     ),
-    "mesh.clients": _key(
-        0, "Number of devices over which clients are shared out. 0 for all, 1 for one.", StepsOr0
-    ),
+    "mesh.clients": _key(0, "Devices over which clients are shared out. 0: all.", StepsOr0),
     "mesh.batch": _key(
-        0,
-        "Number of devices over which a batch is split. 0 for as many as there are for each "
-        "client.",
-        StepsOr0,
+        0, "Devices over which a batch is split. 0: as many as there are.", StepsOr0
     ),
-    "clients_per_round": _key(
-        0, "Number of clients that are drawn to take part in a round. 0 for all.", StepsOr0
-    ),
+    "clients_per_round": _key(0, "Clients drawn to take part in a round. 0: all.", StepsOr0),
     "population": _name(
-        "Where the clients' own parts of the state are: with host only those of clients that are "
-        "drawn for a round are on the device. auto is host for more than 1000 clients of which "
-        "some take part.",
+        "Where the clients' own parts of the state are: with host only those of a round's clients "
+        "are on the device. auto is host for some of more than 1000 clients.",
         *("auto", "device", "host"),
     ),
     "participation.draw": _name(
-        "How the clients of a round are drawn: with equal chances, or with chances by their "
-        "samples.",
-        *("uniform", "by_size"),
+        "How a round's clients are drawn: with equal chances, or by samples.", "uniform", "by_size"
     ),
-    "participation.trace": _key(
-        "", "File that says which clients are available when. Empty: all always are.", PATH
-    ),
+    "participation.trace": _key("", "File that says which clients are available when.", _PATH),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
     "privacy.clip": _key(
         0.0,
-        "Norm to which each client's update is clipped. 0: no update is clipped. With noise, this "
-        "is differential privacy of clients, see docs/privacy.md.",
+        "Norm to which each client's update is clipped, see docs/privacy.md. 0: none.",
         AtLeast0,
     ),
     "privacy.noise": _key(
-        0.0,
-        "Standard deviation of the noise on shared leaves, in units of privacy.clip.",
-        AtLeast0,
+        0.0, "Deviation of the noise on shared leaves over privacy.clip.", AtLeast0
     ),
     "privacy.at": _name(
-        "Who adds the noise: the server once to the sum, or each client to its update.",
-        *("server", "client"),
+        "Who adds noise: the server to the sum, or each client to its update.", "server", "client"
     ),
     "privacy.seed": _key(
         None,
-        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at "
-        "random and never sent.",
+        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at random "
+        "and never sent.",
         Seed,
     ),
     "privacy.delta": _key(
-        1e-5,
-        "Delta of the (epsilon, delta) that is reported. It should be far below 1 over the number "
-        "of clients.",
-        Inside,
+        1e-5, "Delta that is reported: far below 1 over the number of clients.", Inside
     ),
     "on_nonfinite": _name(
-        "What follows an update of a client, or a step of the server, that is not finite: the run "
-        "stops, or the update is left out. If the updates of all clients are not finite, it stops.",
+        "What follows an update that is not finite: the run stops, or the update is left out.",
         *("stop", "drop"),
     ),
     "target": _key(
         "",
-        "The unseen domain, several (a,b), or a group of domains; `each` trains once for each "
-        "domain. Empty: all domains train.",
+        "The unseen domain, several (a,b), or a group; `each` trains once for each domain. Empty: "
+        "all domains train.",
     ),
     "adaptations": _key(
         ("running",),
-        "How an unseen client predicts: names of `list adaptations` with their options, such as "
-        "running,tsmobn:momentum=0.9.",
+        "How an unseen client predicts: names of `list adaptations` with their options.",
     ),
-    "eval_every": _key(
-        5, "Number of rounds between evaluations. The last round is always evaluated.", Rounds
-    ),
+    "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
     "eval_unseen": _name(
-        "When unseen clients are tested: in every evaluation, or once at the end, in the selected "
-        "round.",
-        *("always", "once"),
+        "When unseen clients are tested: always, or once in the selected round.", "always", "once"
     ),
     "eval_train_loss": _key(
-        False,
-        "Whether evaluations measure the clients' loss on their training samples too, after "
-        "aggregation and without training (FedBN, Fig. 3).",
+        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
     ),
     "predictions": _name(
-        "Form in which a run writes its predictions of the tested samples in its selected round, "
-        "answers/*-predictions: a classifier's probabilities, or of masks the scores by volume "
-        "(csv) or all masks (npz). Empty: none.",
+        "Form of answers/*-predictions of the selected round: probabilities or masks' scores "
+        "(csv), or all masks (npz). Empty: none.",
         *("", "csv", "npz"),
     ),
     "eval_batch_size": _key(500, "Number of samples that are tested at once.", Samples),
-    "eval_clients": _key(
-        0, "Number of clients that are evaluated, drawn once from the seed. 0 for all.", StepsOr0
-    ),
+    "eval_clients": _key(0, "Clients that are evaluated, drawn once. 0 for all.", StepsOr0),
     "clients_named": _key(
-        100,
-        "Largest number of clients that records name one by one. Of more they have quantiles, and "
-        "means by domain.",
-        Steps,
+        100, "Most clients that records name; of more they have quantiles.", Steps
     ),
-    "adapt_batch_size": _key(
-        32, "Number of samples of a batch in the stream that adaptations see.", Samples
-    ),
-    "checkpoint_every": _key(
-        5, "Number of rounds between checkpoints. The last round is always saved.", Rounds
-    ),
+    "adapt_batch_size": _key(32, "Samples of a batch in the stream that adaptations see.", Samples),
+    "checkpoint_every": _key(5, "Rounds between checkpoints. The last is always saved.", Rounds),
     "personalize_samples": _key(
         None,
-        "Number of labelled samples to which a tested client adapts first, by a gradient step. "
-        "Empty: the method's own.",
+        "Labelled samples to which a tested client adapts first. Empty: the method's own.",
         SamplesOr0,
     ),
     "compilation_cache": _key(
-        "~/.cache/fedjax_bn/compiled",
-        "Folder in which compiled programs are kept for later runs. Empty: none.",
-        FOLDER_OR_BUCKET,
+        "~/.cache/fedjax_bn/compiled", "Folder in which compiled programs are kept.", _FOLDER
     ),
     "profile": _key(
-        0,
-        "Round, from 1, whose trace by jax.profiler is written to WORKDIR/profile. 0: none.",
-        RoundsOr0,
+        0, "Round, from 1, that jax.profiler traces into WORKDIR/profile. 0: none.", RoundsOr0
     ),
-    "wandb": _key("", "Project of Weights & Biases to which rounds are reported. Empty: none."),
+    "wandb": _key("", "Project of Weights & Biases to which rounds are reported."),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
-    "data.name": _key(
-        "scanners",
-        "The dataset: a name of `list datasets`, for some with options, such as abide:window=0.",
-    ),
-    "data.path": _key("", "File or folder of a dataset that is not embedded.", PATH),
+    "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
+    "data.path": _key("", "File or folder of a dataset that is not embedded.", _PATH),
     "data.image_size": _key(28, "Side of the square images in pixels.", Pixels),
-    "data.max_megapixels": _key(
-        100.0, "Largest image file in millions of pixels; a larger one is refused.", Above0
-    ),
+    "data.max_megapixels": _key(100.0, "Millions of pixels that an image file may have.", Above0),
     "data.orientation": _name(
-        "How image files are read: turned by their EXIF, as viewers show them, or as they are "
-        "stored, as torchvision does. Boxes refer to the image as it is read.",
+        "How image files are read: turned by their EXIF, or as stored, as torchvision does.",
         *("upright", "stored"),
     ),
-    "data.cache": _key(
-        "~/.cache/fedjax_bn", "Folder in which decoded images are kept. Empty: none.", FOLDER
-    ),
+    "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
     "data.device_megabytes": _key(
-        4000,
-        "Size of the data, in megabytes, above which they are streamed from the host.",
-        RoundsOr0,
+        4000, "Megabytes above which data stream from the host.", RoundsOr0
     ),
     "data.split": _name(
-        "How a domain is split: by its published lists (official, which also holds "
-        "data.validation out of digits' training samples), or at random (holdout, stratified). "
-        "Empty: official where there is one.",
+        "How a domain is split: by its published lists (official, which also holds validation out "
+        "of digits), or at random. Empty: official where there is one.",
         *("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
     "data.test": _key(0.0, "Share of a domain's samples that tests.", Share),
-    "data.truncate": _key(
-        None,
-        "Whether every domain is cut to the size of the smallest one. Empty: as the dataset does.",
-        bool,
-    ),
+    "data.truncate": _key(None, "Whether domains are cut to the smallest. Empty: as usual.", bool),
     "data.fraction": _key(
-        None, "Share of the training samples that train. Empty: as the dataset says.", Fraction
+        None, "Share of the training samples that train. Empty: as usual.", Fraction
     ),
-    "data.clients_per_domain": _key(
-        1, "Number of clients among which a domain's samples are shared out.", Steps
-    ),
-    "data.num_clients": _key(
-        0,
-        "Number of clients of all domains together, instead of data.clients_per_domain. 0: not "
-        "set.",
-        StepsOr0,
-    ),
+    "data.clients_per_domain": _key(1, "Clients that share out a domain's samples.", Steps),
+    "data.num_clients": _key(0, "Clients of all domains, instead of clients_per_domain.", StepsOr0),
     "data.partition": _key(
         "iid",
-        "How a domain's samples are shared out among its clients: iid; "
-        "dirichlet:alpha=A:smallest=N with unequal labels, the more so the smaller A is, and at "
-        "least N samples for each where there are enough; drawn:samples=N, where each draws N, "
-        "which others may have too; pooled, where one client has all.",
+        "How clients share out a domain's samples: iid; dirichlet:alpha=A:smallest=N with labels "
+        "the more unequal the smaller A is; drawn:samples=N, which others may have too; pooled, "
+        "where one client has all.",
         PARTITION,
     ),
-    "data.sizes": _key(
-        "",
-        "Training samples of the clients: one number, or one for each client, such as 743,7943.",
-        SIZES,
-    ),
+    "data.sizes": _key("", "Training samples of all clients, or of each, such as 743,7943.", SIZES),
     "data.augment": _key(
-        "none",
-        "Augmentation of the training images: none, domainbed, office, "
-        "randaug:ops=2:magnitude=9, boxes:flip=0.5:scale=0.5, masks:rotate=15:elastic=0.02, or "
-        "your own function (size, *, ...) -> augment.",
+        "none", "Augmentation of training images: a name of `list augmentations`, or own."
     ),
     "data.perturb": _key(
         "",
-        "What training does to images once they are standardized: amplitude_mix:probability=0.5, "
-        "another of fedjax_bn.engine.perturb, or your own. Empty: nothing.",
+        "What training does to standardized images: amplitude_mix:probability=0.5, randconv, or "
+        "your own. Empty: nothing.",
     ),
-    "data.domains": _key(
-        (),
-        "Domains that are read, of a dataset that has a choice: sites of abide, corruptions of "
-        "cifar10_c, folders of one's own images. Empty: all.",
-    ),
+    "data.domains": _key((), "Domains, sites or corruptions that are read. Empty: all."),
     "data.classes": _key(
         (),
-        "Classes that are read, of boxes, domainnet, folders and tfds; of masks the names of "
-        "the classes, the background first. Empty: all (of domainnet: ten).",
+        "Classes that are read; of masks their names, the background first. Empty: all (of "
+        "domainnet: ten).",
     ),
     "data.large": _name(
-        "How large images with masks become squares of data.image_size: they are stretched to it, "
-        "or cut into tiles.",
-        *("resize", "tiles"),
+        "How large images with masks become squares: stretched, or cut.", "resize", "tiles"
     ),
     "data.pairs": _key(
-        (),
-        "Patterns of the paths of an image and of its mask, such as "
-        "images/{}.png,masks/{}_mask.png. Empty: equal names.",
-        PATTERNS,
+        (), "Patterns of the paths of images and of masks. Empty: equal names.", _PATTERNS
     ),
     "data.groups": _key(
         "",
-        "Regular expression, searched in an image's path, for what no split separates, such as "
-        "the patient. Empty: each image is on its own.",
-        EXPRESSION,
+        "Regular expression, searched in an image's path, for what no split separates, such as the "
+        "patient.",
+        _EXPRESSION,
     ),
-    "data.plane": _name(
-        "Plane of the slices of NIfTI volumes, which are brought to the nearest RAS axes.",
-        *("axial", "coronal", "sagittal"),
-    ),
+    "data.plane": _name("Plane of the slices of NIfTI volumes.", "axial", "coronal", "sagittal"),
     "data.window": _key(
         (),
-        "Intensities of NIfTI volumes that become black and white, such as -160,240 in CT. Empty: "
-        "the smallest one and the 99 % quantile of each volume.",
+        "Intensities of NIfTI volumes that become black and white, such as -160,240. Empty: the "
+        "smallest and the 99 % quantile of each.",
         GREYS,
     ),
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
     "data.protocol": _name(
-        "Whose slices and parts the prostate data have. Empty: all slices, divided by patient.",
-        *PROTOCOLS,
+        "Whose slices and parts the prostate data have. Empty: all, by patient.", *PROTOCOLS
     ),
     "detection.classes": _key(
-        0.5, "Gain of the classes in a detector's loss; boxes have 0.05, objectness 1.", AtLeast0
+        0.5, "Gain of the classes in a detector's loss; boxes have 0.05.", AtLeast0
     ),
-    "segmentation.nested": _key(
-        False,
-        "Whether each class of masks is inside the one before, as the cup in the disc, and is "
-        "scored so.",
-    ),
+    "segmentation.nested": _key(False, "Whether each class of masks is inside the one before."),
 }
 
 

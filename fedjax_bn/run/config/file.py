@@ -1,7 +1,6 @@
 """Reads configurations: a user's files, those of the package, and changes of keys."""
 
 import os
-import re
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, nearest, one_line
-from fedjax_bn.run.config.keys import assign, check, check_complete, check_key
+from fedjax_bn.run.config.keys import assign, check, check_keys
 
 Changes = Sequence[tuple[str, str]]  # dotted key, text
 _EXAMPLE = "configs/quickstart.py"
@@ -21,40 +20,28 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
     """Runs a config file and applies changes to what its `get_config` returns.
 
     Args:
-      source: FILE.py or the name of a packaged config, see `_find_config`; optionally with changes
-        after a colon, FILE.py:key=value,key=value.
+      source: FILE.py or the name of a packaged config (`pacs`, `pacs.py` or `configs/pacs.py`),
+        optionally with changes after a colon, FILE.py:key=value,key=value.
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
-      ConfigError: the file is missing or fails, a key is unknown, or a value has the wrong type or
-        is out of its range.
+      ConfigError: the file is missing or fails; a key is unknown, or a value has a wrong type or
+        range.
     """
     name, _, inline = source.partition(":")
     path = _find_config(name)
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
-        if isinstance(config, ConfigDict):
-            check_complete(config)
-            config = ConfigDict(config)  # a frozen one cannot be changed
+        check_keys(config)  # before changes, which would add a key that the file left out
     except ConfigError:
         raise
-    except SyntaxError as error:
-        raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:  # whatever a user's own file may raise
-        # ml_collections refuses a value for a group of keys, such as config.mesh = "1".
-        if group := re.match(r"Could not override field '(\w+)' \(reference", str(error)):
-            check_key(group[1])
-        reason = one_line(error)
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(
-            f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
-            f"get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
+            f"config file {path}{line} fails ({type(error).__name__}: {one_line(error)}): it must "
+            f"define get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
         ) from error
-    if not isinstance(config, ConfigDict):
-        raise ConfigError(
-            f"get_config of {path} returns {type(config).__name__}, but it must return a "
-            f"ConfigDict, see {_EXAMPLE}"
-        )
     for key, value_text in changes:
         assign(config, key, value_text)
     check(config)
@@ -62,7 +49,6 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
 
 
 def _find_config(name: str) -> Path:
-    """Returns the file `name`, or a packaged config: `pacs`, `pacs.py` or `configs/pacs.py`."""
     if os.path.isfile(name):
         return Path(name)
     packaged = packaged_configs()
@@ -85,12 +71,11 @@ def packaged_configs() -> dict[str, Path]:
 def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
     """Splits `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments.
 
-    ml_collections' own flags do not do this, because they need a --config: `evaluate` and `serve`
-    change keys of a configuration that a finished run has recorded.
-
     Raises:
       ConfigError: a key has no value.
     """
+    # ml_collections' own flags need a --config, but `evaluate` and `serve` change keys of a
+    # configuration that a finished run has recorded.
     changes, plain_arguments = [], []
     remaining = iter(arguments)
     for argument in remaining:

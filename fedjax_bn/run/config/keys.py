@@ -9,24 +9,19 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.choices import Argument, Table, misfit, parsed, read_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.text import brief, nearest, short
+from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.defaults import base, keys
 
 __all__ = ["base", "check", "override"]  # what a config file needs
-
-_MOST = 3  # keys in a suggestion
 
 
 def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
 
-    A comma belongs to the value unless a `key=` follows it: `adaptations=running,batch`.
-
     Raises:
-      ConfigError: a key is unknown, a value has the wrong type or is out of its range, or a part
-        has no '='.
+      ConfigError: a part has no '=', a key is unknown, or a value has a wrong type or range.
     """
-    # A comma ends a value only before the next "key=".
+    # A comma belongs to the value, as in adaptations=running,batch, unless a "key=" follows it.
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, value_text = change.partition("=")
         if not equals:
@@ -36,12 +31,8 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
 
 
 def assign(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a dotted key to the value of a text.
-
-    Raises:
-      ConfigError: the key is unknown, or the value has the wrong type or is out of its range.
-    """
-    check_key(key)
+    """Sets a dotted key to the value of a text; raises ConfigError as `override`."""
+    _check_key(key)
     value = parsed(text, keys()[key].kind)
     _check_value(key, value)  # before ml_collections, whose message has no range
     with config.unlocked():
@@ -54,50 +45,40 @@ def check(config: ConfigDict) -> None:
     Raises:
       ConfigError: a check fails; the message has the key, its value and what is allowed.
     """
-    check_complete(config)
-    for name, value in flatten(config):
-        _check_value(name, value)
+    check_keys(config)
     if config.privacy.noise and not config.privacy.clip:
         raise ConfigError(
             f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
-            "above 0, the norm to which a client's update is clipped"
+            "above 0"
         )
-    if config.start_from and config.pretrained:
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ConfigError unless a configuration has all keys and no others, of types and ranges."""
+    values = dict(flatten(config))
+    for name, value in values.items():
+        _check_key(name)
+        _check_value(name, value)
+    if missing := keys().keys() - values.keys():
         raise ConfigError(
-            f"config.start_from={brief(config.start_from)} and config.pretrained="
-            f"{brief(config.pretrained)} exclude each other: a run starts from one model"
+            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
+            "fedjax_bn.run.config.keys.base()"
         )
 
 
-def check_complete(config: ConfigDict) -> None:
-    """Raises ConfigError unless a configuration has all keys and no others."""
-    names = [name for name, _ in flatten(config)]
-    for name in names:
-        check_key(name)
-    if missing := keys().keys() - set(names):
-        raise ConfigError(
-            f"the configuration lacks {short(', '.join(sorted(missing)))}: get_config must start "
-            "from fedjax_bn.run.config.keys.base()"
-        )
-
-
-def check_key(name: str) -> None:
+def _check_key(name: str) -> None:
     """Raises ConfigError with the nearest keys if there is no dotted key of that name."""
     if name in keys():
         return
-    if group := [key for key in sorted(keys()) if key.startswith(f"{name}.")]:
-        raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
-    # A key may be written without its group: `momentum` for `optimizer.momentum`.
-    key_name = name.rpartition(".")[2]
-    likely = [key for key in keys() if key.rpartition(".")[2] == key_name]
-    likely += difflib.get_close_matches(name, keys(), _MOST)
-    likely = list(dict.fromkeys(likely))[:_MOST]
-    hint = f"did you mean {', '.join(map(repr, likely))}? " if likely else ""
+    # A name may be a group of keys, or a key without its group: `momentum`.
+    likely = [key for key in sorted(keys()) if key.startswith(f"{name}.")]
+    likely += [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    likely = likely or difflib.get_close_matches(name, keys())
+    hint = f"did you mean {' or '.join(map(repr, dict.fromkeys(likely)))}? " if likely else ""
     raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Raises ConfigError if a value has the wrong type for its key, or is out of its range."""
     if problem := misfit(value, keys()[name]):
         raise ConfigError(f"config.{name}={brief(value)} {problem}")
 
@@ -113,11 +94,7 @@ def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
-    """Returns `table[name]`.
-
-    Raises:
-      ConfigError: there is no such name; the message suggests the nearest one.
-    """
+    """Returns `table[name]`; a ConfigError with the nearest name if there is no such name."""
     if name not in table:
         raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")
     return table[name]

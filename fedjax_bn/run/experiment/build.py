@@ -1,51 +1,50 @@
-"""Builds what a configuration names and checks it: data, model, method and adaptations.
-
-A run reads the configuration's values from the resulting `Experiment`.
-"""
+"""Builds the `Experiment` that a configuration names, from which a run reads all values."""
 
 from functools import partial
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn import sharing
-from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.images import standardize
+from fedjax_bn.engine.privacy import epsilon
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config.keys import check, choice_of
+from fedjax_bn.run.config.keys import check, choice_of, flatten
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_method,
+    follows_rounds,
     local_epochs,
     method_maker,
     what_validates,
 )
-from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.task import (
     choose_augmentation,
     choose_loading,
+    choose_model,
     choose_task,
-    model_maker,
 )
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training.availability import kept_on_host, read_trace
-from fedjax_bn.training.evaluation.personalization import check_labelled
-from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.evaluation.personalization import check_labelled, personalization_of
+from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Participation, Plan
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
 from fedjax_bn.training.start import sample_input
+from fedjax_bn.training.workdir import Record
 
-_MOST_DRAWS = 2**28  # samples in a round: 2 GB of numbers
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
@@ -59,8 +58,7 @@ def build(config: ConfigDict) -> Experiment:
     """Builds what a configuration names; nothing is compiled yet.
 
     Raises:
-      ConfigError: a key has an unknown name or an impossible value.
-      ValueError, FileNotFoundError: the data are missing, damaged or do not suit.
+      ConfigError, ValueError, OSError: a key is wrong; data are missing, damaged or do not suit.
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
@@ -68,21 +66,17 @@ def build(config: ConfigDict) -> Experiment:
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
-    model = model_maker(config.model, config.compute_dtype, config.seed)(num_classes=2)
+    model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
-    for adaptation in config.adaptations:
-        choose_adaptation(adaptation, model, config.adapt_batch_size)
+    choose_adaptations(config, model)
     check_adaptations(config, config.adaptations)
 
     data = load(config, **options)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
     if config.data.truncate:
-        notes += (
-            "the training and validation samples of every domain are cut to those of the smallest "
-            "(data.truncate)",
-        )
+        notes += ("training and validation samples are cut to the smallest domain (data.truncate)",)
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
     notes += duplicate_notes(internal, unseen)
@@ -100,25 +94,17 @@ def build(config: ConfigDict) -> Experiment:
 def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
-    """Builds what a configuration names except its data, for these clients and unseen domains.
-
-    Raises:
-      ConfigError, ValueError: as `build`.
-    """
-    model = model_maker(config.model, config.compute_dtype, config.seed)(internal.num_classes)
+    """Builds what a configuration names except its data; raises ConfigError, ValueError."""
+    model = choose_model(config.model, config.compute_dtype, config.seed, internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, prepare, 1)
-    gains = Recipe(classes=config.detection.classes)
-    nested = config.segmentation.nested
-    task = choose_task(config.model, model, internal, images, gains, nested)
+    recipe, nested = Recipe(classes=config.detection.classes), config.segmentation.nested
+    task = choose_task(config.model, model, internal, images, recipe, nested)
+    # The devices share out the clients of a round, not those that sit out.
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, prepare, load, task, mesh)
-    choices = {
-        adaptation: choose_adaptation(adaptation, model, config.adapt_batch_size)
-        for adaptation in config.adaptations
-    }
     notes += method.notes
     sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
     small_clients = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
@@ -127,80 +113,149 @@ def assemble(
             f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
             f"{first_few(small_clients)}",
         )
-    values = read_values(config, method, len(internal.domains))
     return Experiment(
-        model, method, internal, unseen, prepare, choices, notes, mesh=mesh, task=task, **values
+        model=model,
+        method=method,
+        internal=internal,
+        unseen=unseen,
+        prepare=prepare,
+        adaptations=choose_adaptations(config, model),
+        notes=notes,
+        mesh=mesh,
+        task=task,
+        **read_values(config, method, len(internal.domains)),
     )
+
+
+def choose_adaptations(config: ConfigDict, model: Any) -> dict[str, Choice]:
+    """Returns how unseen clients predict, by the texts of `config.adaptations`."""
+    size = config.adapt_batch_size
+    return {text: choose_adaptation(text, model, size) for text in config.adaptations}
+
+
+def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
+    """Returns the fields of `Experiment` that come straight from the configuration, by name."""
+    flat = dict(flatten(config))
+    plan = Plan(
+        **{name: flat[name] for name in Plan._fields if name in flat},
+        device_megabytes=config.data.device_megabytes,
+        keys=flat,
+        follows=follows_rounds(config),
+        privacy=partial(describe_privacy, config, num_clients),
+    )
+    return {
+        "participation": choose_participation(config, num_clients),
+        "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
+        "plan": plan,
+        "evaluation": read_evaluation(config, method),
+        "validates": what_validates(config),
+    }
+
+
+def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
+    """Returns who takes part by `clients_per_round`, `participation` and `population`; no trace."""
+    keys, drawn = config.participation, config.clients_per_round
+    host = kept_on_host(config.population, drawn, num_clients)
+    return Participation(drawn, keys.draw, keys.dropout, None, host)
+
+
+def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
+    """Returns how clients are tested; an empty `personalize_samples` takes the method's samples."""
+    return Evaluation(
+        batch_size=config.eval_batch_size,
+        device_megabytes=config.data.device_megabytes,
+        clients=config.eval_clients,
+        seed=config.seed,
+        eval_unseen=config.eval_unseen,
+        eval_train_loss=config.eval_train_loss,
+        validate_with=config.validate_with,
+        personalization=personalization_of(method, config.seed, config.personalize_samples),
+    )
+
+
+def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
+    """Returns {"privacy": ...} for config.json and summary.json; {} if nothing is clipped.
+
+    Without noise epsilon is unbounded, and its entry is null. Noise needs dp-accounting.
+    """
+    keys, who, drawn = config.privacy, config.participation, config.clients_per_round
+    if not keys.clip:
+        return {}
+    # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
+    random = who.draw == "uniform" and not who.trace and not who.dropout
+    hides = random and keys.at == "server" and 0 < drawn < clients
+    cohort = (drawn, clients) if hides else ()
+    with as_config_errors():
+        spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
+    return {
+        "privacy": {
+            "clip": keys.clip,
+            "noise": keys.noise,
+            "at": keys.at,
+            "epsilon": spent,
+            "delta": keys.delta,
+            "rounds": rounds,
+            "neighbours": "a client's data replaced" if cohort else "with or without a client",
+        }
+    }
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if the configuration does not suit the clients and their samples."""
     domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
-    images = domains[0].train.images
-    if images.ndim == 4 and images.shape[1] != config.data.image_size:
-        raise ConfigError(
-            f"config.data.image_size={config.data.image_size}, but images of {internal.name} have "
-            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
-        )
-    check_strategy(config.clients, total)
-    if config.client_epochs and len(config.client_epochs) != total:
-        raise ConfigError(
-            f"config.client_epochs has {len(config.client_epochs)} numbers for {total} clients: "
-            "give one for each"
-        )
-    for key in ("clients_per_round", "eval_clients"):
-        if config[key] > total:
-            raise ConfigError(
-                f"config.{key}={config[key]} is more than the {total} clients there are: use 0 for "
-                "all of them"
-            )
-    if config.population == "host" and not 0 < drawn < total:
-        raise ConfigError(
-            "config.population='host' keeps clients off the device that sit out, but with "
-            f"clients_per_round={drawn} all {total} take part: lower clients_per_round, or set "
-            "population=device"
-        )
     if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
-    longest = max(len(domain.train.images) for domain in domains)
-    samples = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
-    samples *= drawn or total
-    if samples > _MOST_DRAWS:
-        raise ConfigError(
-            f"a round of {drawn or total} clients would draw {samples} samples, but it can draw "
-            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
-            "config.client_epochs or config.batch_size"
-        )
+    images = domains[0].train.images
+    side = images.shape[1] if images.ndim == 4 else config.data.image_size
+    epochs = len(config.client_epochs) or total
     without = [domain.name for domain in domains if domain.validation is None]
-    choosing = {
-        what_validates(config): "leave that key out",
-        f"config.patience={config.patience}" * bool(config.patience): "patience=0",
-        "config.validate_with=global" * (config.validate_with == "global"): "validate_with=own",
+    choosing = [
+        what_validates(config),
+        f"config.patience={config.patience}" * bool(config.patience),
+        "config.validate_with=global" * (config.validate_with == "global"),
+    ]
+    needs = next(filter(None, choosing), "") if without else ""
+    problems = {
+        f"data.image_size={config.data.image_size}, but images of {internal.name} have {side} "
+        f"pixels a side: set it to {side}": side != config.data.image_size,
+        f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
+        f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
+        f"eval_clients={config.eval_clients} is more than the {total} clients there are": (
+            config.eval_clients > total
+        ),
+        f"population=host keeps clients off the device that sit out, but with clients_per_round="
+        f"{drawn} all {total} take part: lower clients_per_round": config.population == "host"
+        and not 0 < drawn < total,
     }
-    for key, remedy in choosing.items():
-        if key and without:
-            raise ConfigError(
-                f"{key} needs validation samples, but client {without[0]!r} of {internal.name} has "
-                f"none: {HOLD_OUT}, or {remedy}"
-            )
+    for problem, occurs in problems.items():
+        if occurs:
+            raise ConfigError(f"config.{problem}")
+    if needs:
+        raise ConfigError(
+            f"{needs} needs validation samples, but client {without[0]!r} of {internal.name} has "
+            f"none: {HOLD_OUT}"
+        )
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
     internal, (batch_size, steps, _) = experiment.internal, experiment.work
-    for domain in internal.domains:
-        size = len(domain.train.images)
-        last_batch = batch_size if steps else (size % batch_size or batch_size)
-        if last_batch == 1:
-            break
-    else:
+    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
+    # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
+    last_batches = {
+        name: batch_size if steps else (size % batch_size or batch_size)
+        for name, size in sizes.items()
+    }
+    alone = [name for name, size in last_batches.items() if size == 1]
+    if not alone:
         return
 
+    # A statistics rule sees the input of every batch norm while the model is traced.
     def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(
-                f"client {domain.name!r} has {size} training samples, so with config.batch_size="
-                f"{batch_size} a batch holds one sample, which the batch norm "
+                f"client {alone[0]!r} has {sizes[alone[0]]} training samples, so with "
+                f"config.batch_size={batch_size} a batch holds one sample, which the batch norm "
                 f"{layer.name!r} cannot normalize: choose another batch_size"
             )
         return Statistics(layer.mean, layer.var)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -28,11 +27,12 @@ from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, v
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.run.config.keys import choice_of
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification
 
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
-SHARING = {
+_OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
+SHARING: dict[str, Callable[..., Any]] = {
     rule.__name__: rule
     for rule in (
         sharing.everything,
@@ -40,11 +40,9 @@ SHARING = {
         sharing.all_but_batch_norm,
         sharing.all_but_statistics,
         sharing.all_but_norms,
-        all_but_head,
-        only_head,
+        *_OF_THE_MODEL,
     )
 }
-OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
 WEIGHING = {
     rule.__name__: rule
     for rule in (
@@ -70,26 +68,22 @@ _Schedule = Callable[[float, int], optax.Schedule]
 
 
 def _constant() -> _Schedule:
-    """Stays at the full rate."""
     return lambda rate, remaining: optax.constant_schedule(rate)
 
 
 def _cosine(rounds: RoundsOr0 = 0, final: Share = 0.0) -> _Schedule:
-    """Falls to `final` of the full rate within some rounds (0: until the run ends)."""
     return lambda rate, remaining: optax.cosine_decay_schedule(rate, rounds or remaining, final)
 
 
 def _step(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
-    """Is multiplied with `factor` after every so many rounds."""
     return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor, staircase=True)
 
 
 def _exponential(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
-    """Falls smoothly, by `factor` in so many rounds."""
     return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor)
 
 
-SCHEDULES: dict[str, Callable[..., _Schedule]] = {
+_SCHEDULES: dict[str, Callable[..., _Schedule]] = {
     "constant": _constant,
     "cosine": _cosine,
     "step": _step,
@@ -105,10 +99,10 @@ def method_options(name: str) -> dict[str, Argument]:
     A method without options of its own is a variant of the method that its file is named after,
     such as `fediga` of `fedig`, and has that method's.
     """
-    method = METHODS[name]
-    options = plain_arguments(method, _ELSEWHERE)
-    if not options and name != (family := method.__module__.rpartition(".")[2]):
-        options = plain_arguments(METHODS[family], _ELSEWHERE) if family in METHODS else {}
+    options = plain_arguments(METHODS[name], _ELSEWHERE)
+    family = METHODS[name].__module__.rpartition(".")[2]
+    if not options and family in METHODS:
+        options = plain_arguments(METHODS[family], _ELSEWHERE)
     return {key: option for key, option in options.items() if option.default is not None}
 
 
@@ -123,7 +117,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
       ConfigError: a name, a module or an argument is unknown.
     """
     method, options = choose_method("method", config.method)
-    culprit, keys = f"config.method={brief(config.method)}", config.privacy
+    culprit, privacy = f"config.method={brief(config.method)}", config.privacy
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
@@ -131,16 +125,13 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
         options["weigh"] = _choose_weighing(config.weigh)
-    if keys.clip:
-        seed = config.seed if keys.seed is None else keys.seed
-        options["privacy"] = gaussian(keys.clip, keys.noise, at=keys.at, seed=seed)
-    if perturbation := config.data.perturb:
-        make_perturb, arguments = choice_of("data.perturb", perturbation, PERTURBATIONS)
-        named = f"config.data.perturb={brief(perturbation)}"
-        options["perturb"] = perturb = call_chosen(named, make_perturb, **arguments)
-        if not callable(perturb):
-            type_name = type(perturb).__name__
-            raise ConfigError(f"{named} gives {type_name}, not a function (key, x, valid) -> x")
+    if privacy.clip:
+        seed = config.seed if privacy.seed is None else privacy.seed
+        options["privacy"] = gaussian(privacy.clip, privacy.noise, at=privacy.at, seed=seed)
+    if config.data.perturb:
+        make_perturb, arguments = choice_of("data.perturb", config.data.perturb, PERTURBATIONS)
+        named = f"config.data.perturb={brief(config.data.perturb)}"
+        options["perturb"] = call_chosen(named, make_perturb, **arguments)
     optimizer = local_optimizer(config)
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
@@ -148,40 +139,31 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         options["keep_optimizer"] = True
 
     def make(
-        model: nn.Module, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
+        model: Any, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
     ) -> FederatedMethod:
-        method_arguments = options | {"prepare": prepare, "load": load}
+        arguments = options | {"prepare": prepare, "load": load}
         if not task.classifies:  # classification is the default of every method
-            method_arguments["task"] = task
-        of_the_model = {key: options.get(key) for key in ("share", "frozen")}
-        method_arguments |= {
-            k: rule(model) for k, rule in of_the_model.items() if rule in OF_THE_MODEL
-        }
-        if mesh is not None:
-            parameters = inspect.signature(method).parameters.values()
-            if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in parameters):
-                raise ConfigError(
-                    f"{culprit} takes no argument mesh, the devices over which its clients are "
-                    "shared out: give it one, for `federate`, or train on one device with "
-                    "config.mesh.clients=1"
-                )
-            method_arguments["mesh"] = mesh
+            arguments["task"] = task
+        if mesh is not None:  # without one, a user's own method needs no such argument
+            arguments["mesh"] = mesh
+        for key in ("share", "frozen"):
+            if arguments.get(key) in _OF_THE_MODEL:
+                arguments[key] = arguments[key](model)
 
         def validating(measure: Callable[..., Score]) -> Score:
-            # Clients validate as they predict, by the method's statistics; it is made below, before
-            # a round is traced.
+            # Clients validate as they predict, by the statistics of the method, which is made
+            # below, before a round is traced.
             return lambda *state: measure(model, prepare, task, federated_method.statistics)(*state)
 
         if config.local_selection:
-            method_arguments["train"] = best_of_round(
-                validating(validation_score), config.local_selection
-            )
+            score = validating(validation_score)
+            arguments["train"] = best_of_round(score, config.local_selection)
         if weighs_by_validation(config):
-            rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
-            accuracy = arguments.get("metric") == "accuracy"
-            measure = validating(validation_score if accuracy else validation_loss)
-            method_arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | arguments)
-        federated_method = call_chosen(culprit, method, model, optimizer, **method_arguments)
+            rule, of_rule = choice_of("weigh", config.weigh, WEIGHING)
+            by_accuracy = of_rule.get("metric") == "accuracy"
+            measure = validating(validation_score if by_accuracy else validation_loss)
+            arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
+        federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
         if not isinstance(federated_method, FederatedMethod):
             raise ConfigError(
                 f"{culprit} gives {type(federated_method).__name__}, not a FederatedMethod"
@@ -192,11 +174,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
-    """Returns the method that a text such as `fedprox:mu=0.1` names, and its options.
-
-    Raises:
-      ConfigError: a name, module or option is unknown, or a value is of another type or range.
-    """
+    """Returns the method that a text such as `fedprox:mu=0.1` names, and its options."""
     name = name_of(text)
     options = method_options(name) if name in METHODS else {}
     return choice_of(key, text, METHODS, _ELSEWHERE, options)
@@ -207,8 +185,8 @@ def option_values(method: str) -> dict[str, Any]:
     name = name_of(method)
     if name not in METHODS:
         return {}
-    usual = {key: option.default for key, option in method_options(name).items()}
-    return usual | choose_method("method", method)[1]
+    defaults = {key: option.default for key, option in method_options(name).items()}
+    return defaults | choose_method("method", method)[1]
 
 
 def name_of(method: str) -> str:
@@ -217,10 +195,9 @@ def name_of(method: str) -> str:
     return name if name in METHODS else method
 
 
-def _choose_frozen(text: str) -> sharing.SharingRule:
+def _choose_frozen(text: str) -> SharingRule:
     """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
-    name = text.partition(":")[0]
-    if name in (sharing.at.__name__, sharing.all_but.__name__):
+    if text.partition(":")[0] in ("at", "all_but"):
         make, options = choice_of("frozen", text, {"at": _at, "all_but": _all_but})
         return make(**options)
     if ":" in text or text in SHARING:
@@ -228,15 +205,15 @@ def _choose_frozen(text: str) -> sharing.SharingRule:
     return sharing.at(*names_in(text))
 
 
-def _at(paths: str, statistics: bool = True) -> sharing.SharingRule:
+def _at(paths: str, statistics: bool = True) -> SharingRule:
     return sharing.at(*names_in(paths), statistics=statistics)
 
 
-def _all_but(paths: str, statistics: bool = True) -> sharing.SharingRule:
+def _all_but(paths: str, statistics: bool = True) -> SharingRule:
     return sharing.all_but(*names_in(paths), statistics=statistics)
 
 
-def _choose_sharing(text: str, key: str = "share") -> sharing.SharingRule:
+def _choose_sharing(text: str, key: str = "share") -> SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of(key, text, SHARING)
     culprit = f"config.{key}={brief(text)}"
@@ -287,21 +264,17 @@ def what_validates(config: ConfigDict) -> str:
 
 
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
-    """Returns {"share": name, "weigh": name} of the rules that a method uses by default.
+    """Returns {"share": name, "weigh": name} of the rules that a method of the library has.
 
-    A rule is the default in the method's signature. If there is no default, the annotation names
-    the function that makes the rule: `Annotated[WeighingRule | None, risk_extrapolation]`.
-
-    Args:
-      method: as in the configuration; the result is {} for a user's own.
-      private: whether updates are clipped; then all clients have equal weights.
+    If updates are clipped (`private`), all clients have equal weights.
     """
-    name = name_of(method)
-    if name not in METHODS:
+    if name_of(method) not in METHODS:
         return {}
     rules = {"share": sharing.everything, "weigh": aggregation.by_size}
-    for key, parameter in inspect.signature(METHODS[name]).parameters.items():
+    for key, parameter in inspect.signature(METHODS[name_of(method)]).parameters.items():
         if key in rules:
+            # Without a default the annotation names the function that makes the rule:
+            # `Annotated[WeighingRule | None, risk_extrapolation]`.
             rules[key] = parameter.default or parameter.annotation.__metadata__[0]
     named = {key: rule.__name__ for key, rule in rules.items()}
     return named | ({"weigh": "uniform"} if private else {})
@@ -334,7 +307,7 @@ def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
     with the full rate in the round after them.
     """
     warmup, rate = keys.warmup_rounds, keys.learning_rate
-    make, options = choice_of("optimizer.schedule", keys.schedule, SCHEDULES)
+    make, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
     schedule = make(**options)(rate, max(rounds - warmup, 1))
     if not warmup:
         return schedule
@@ -349,7 +322,7 @@ def local_epochs(config: ConfigDict) -> tuple[int, ...]:
 
 def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose schedule depends on the number of rounds, such as a cosine; or ""."""
-    schedule, options = choice_of("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    schedule, options = choice_of("optimizer.schedule", config.optimizer.schedule, _SCHEDULES)
     if schedule is _cosine and not options.get("rounds"):
         return f"optimizer.schedule={config.optimizer.schedule} (without cosine:rounds=N)"
     plans = weighs_by_validation(config)
@@ -360,13 +333,12 @@ def follows_rounds(config: ConfigDict) -> str:
 
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
-    served = served_of(config, adaptations)
-    for adaptation in adaptations:
-        if adaptation not in served:
-            raise ConfigError(
-                f"config.adaptations has {brief(adaptation)}, but method={config.method!r} does "
-                f"not train what it needs: {NEEDS[adaptation.partition(':')[0]]}"
-            )
+    adaptations = tuple(adaptations)
+    if missing := sorted({*adaptations} - {*served_of(config, adaptations)}):
+        raise ConfigError(
+            f"config.adaptations has {brief(missing[0])}, but method={config.method!r} does "
+            f"not train what it needs: {NEEDS[missing[0].partition(':')[0]]}"
+        )
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
@@ -376,8 +348,5 @@ def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]
         return tuple(names)
     # What a method serves depends on its arguments alone, not on the model or the data.
     method = method_maker(config)(SmallCNN(), standardize(), look_up, classification())
-    return tuple(
-        adaptation
-        for adaptation, name in names.items()
-        if name not in NEEDS or name in method.serves
-    )
+    usable = method.serves
+    return tuple(text for text, name in names.items() if name not in NEEDS or name in usable)

@@ -27,8 +27,6 @@ from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.start import Keys, check_shapes, initial_variables, make_keys, make_start
 from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
-_Form = jax.ShapeDtypeStruct
-
 
 def prepare(
     config: ConfigDict,
@@ -39,21 +37,16 @@ def prepare(
     """Builds the experiment, the keys and a function that makes the state before the first round.
 
     Args:
-      config: the run's.
-      make: builds the experiment.
+      config, make: the run's keys, and what builds the experiment from them.
       traced: whether to trace a round as a check, which takes a second or more.
-      clients: K, if the experiment has only one of the clients and the state only one row; 0 for
-        the number of clients in the experiment.
+      clients: K, if the experiment has only one of the clients and the state only one row; else 0.
 
     Raises:
       ConfigError: the configuration or the data that it names cannot be used.
     """
     keep_compiled(config.compilation_cache)
     if config.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            f"config.wandb={config.wandb!r} needs the package wandb, which is not installed: "
-            "`pip install wandb`, or leave it empty and see the run in TensorBoard"
-        )
+        raise ConfigError(f"config.wandb={config.wandb!r} needs a package: `pip install wandb`")
     sizes = (min(clients, 1), clients)
     with as_config_errors():
         experiment = make(config)
@@ -62,23 +55,7 @@ def prepare(
             check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
-        if experiment.participation.on_host:
-            _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
-
-
-def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
-    """Raises ConfigError if a weighing rule starts clients with unequal rows, kept on the host."""
-    # `federate` starts the personal leaves and the memory of all clients alike.
-    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
-    if not jax.eval_shape(start).weighing:
-        return
-    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
-        if (leaf != leaf[:1]).any():
-            raise ConfigError(
-                "the weighing rule (config.weigh) begins with other memory for some clients than "
-                "for others, which rows on the host do not have: set population=device"
-            )
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
@@ -94,9 +71,11 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         with_weights += (models.ConvNeXt, models.ViT)
         note = f"{model} starts from random weights, because pretrained is empty"
         return None, (note,) * isinstance(network, with_weights)
+    # Leaves that the weights lack, such as another head, stay forms, and are drawn by the seed.
     variables, notes = pretrained.load_pretrained(weights, network, like)
     fixed = jax.tree.map(
-        lambda leaf: None if isinstance(leaf, _Form) else jnp.asarray(leaf), variables
+        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        variables,
     )
     return fixed, notes
 
@@ -110,7 +89,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     """
     culprit = f"config.start_from={brief(start_from)}"
     try:
-        tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from).expanduser()))
+        tree = checkpoint.all_arrays(_checkpoint_of(start_from))
         tree = tree.get("state", tree)  # a population has its rows in other files
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
@@ -118,39 +97,28 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
         loaded = filled(loaded, tree.get("frozen") or ())
     except UserError as error:
         raise ConfigError(f"{culprit}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{culprit} holds no state of a federation ({error}): give the workdir of a "
-            "finished run"
-        ) from error
     loaded = {name: loaded.get(name) for name in like}
-    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (loaded, like))
     loaded_shapes, model_shapes = (
-        {"/".join(path_names(p)): leaf.shape for p, leaf in named_leaves} for named_leaves in leaves
+        {"/".join(path_names(p)): leaf.shape for p, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (loaded, like)
     )
     for name in sorted({*loaded_shapes, *model_shapes}):
-        if loaded_shapes.get(name) != model_shapes.get(name):
-            loaded_shape, model_shape = (
-                of.get(name, "nothing") for of in (loaded_shapes, model_shapes)
-            )
+        shapes = loaded_shapes.get(name, "nothing"), model_shapes.get(name, "nothing")
+        if shapes[0] != shapes[1]:
             raise ConfigError(
                 f"{culprit} holds another model than config.model={brief(model)} with these "
-                f"classes: {name} is {loaded_shape} there and {model_shape} here; give the same "
+                f"classes: {name} is {shapes[0]} there and {shapes[1]} here; give the same "
                 "model and classes, or another run"
             )
     return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
 
 
 def starting_record(start_from: str) -> Record:
-    """Returns the entry of config.json for the start, {"start_from": {"round", "sha256"}}, or {}.
-
-    Raises:
-      ConfigError: `start_from` is not the workdir of a finished run.
-    """
+    """Returns {"start_from": {"round", "sha256"}} for config.json, or {} without a start."""
     if not start_from:
         return {}
     try:
-        folder = _checkpoint_of(Path(start_from).expanduser())
+        folder = _checkpoint_of(start_from)
         sums = (folder / checkpoint.CHECKSUMS).read_bytes()
     except (UserError, OSError) as error:
         raise ConfigError(f"config.start_from={brief(start_from)}: {error}") from error
@@ -158,13 +126,12 @@ def starting_record(start_from: str) -> Record:
     return {"start_from": {"round": int(folder.name), "sha256": digest}}
 
 
-def _checkpoint_of(workdir: Path) -> Path:
+def _checkpoint_of(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
-    if not (workdir / "config.json").exists():
-        raise ConfigError(f"{workdir} is not the workdir of a run: give one that has finished")
-    read_json(workdir / "config.json", CLAIM)
+    workdir = Path(start_from).expanduser()
     if not (workdir / "summary.json").exists():
-        raise ConfigError(f"{workdir} holds no finished run: train it to its end first")
+        raise ConfigError(f"{workdir} is not the workdir of a run that has finished: give one")
+    read_json(workdir / "config.json", CLAIM)
     for kind in ("selected", "latest"):
         names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
         if rounds := [int(name) for name in names if name.isdecimal()]:

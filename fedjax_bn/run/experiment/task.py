@@ -1,9 +1,8 @@
 """Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,41 +24,38 @@ from fedjax_bn.tasks.detection import Recipe, detection
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
+_CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
+_LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
+_SUITABLE = {
+    _CLASS: "a classifier, such as DigitCNN or ResNet18",
+    BOXES: "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5",
+    MASK: "UNet, or a network of logits [B, H, W, classes]",
+}
 
 
-def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any]:
-    """Returns `make(num_classes)` for `config.model`, such as `ResNet18:width=16`.
+def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> Any:
+    """Returns the network of `config.model`, such as `ResNet18:width=16`.
 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
     nnx module that takes `num_classes` and `rngs`, which come from the seed.
-
-    Raises:
-      ConfigError: there is no such model, or it has no such field.
     """
     make, fields = choice_of("model", text, MODELS, OF_CALLER)
     culprit = f"config.model={brief(text)}"
+    arguments = fields | {"num_classes": num_classes}
+    if isinstance(make, type) and _is_nnx(make):
+        from flax.nnx import Rngs
 
-    def make_model(num_classes: int) -> Any:
-        model_arguments = fields | {"num_classes": num_classes}
-        if isinstance(make, type) and _is_nnx(make):
-            from flax.nnx import Rngs
-
-            model_arguments["rngs"] = Rngs(seed)
-        model = call_chosen(culprit, make, **model_arguments)
-        if _is_nnx(type(model)):
-            model = models.from_nnx(model)
-        elif not isinstance(inspect.unwrap(model), nn.Module):
-            raise ConfigError(
-                f"{culprit} gives {type(model).__name__}, not a flax.linen.Module or "
-                "flax.nnx.Module"
-            )
-        return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
-
-    return make_model
+        arguments["rngs"] = Rngs(seed)
+    model = call_chosen(culprit, make, **arguments)
+    if _is_nnx(type(model)):
+        model = models.from_nnx(model)
+    elif not isinstance(inspect.unwrap(model), nn.Module):
+        type_name = type(model).__name__
+        raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
+    return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
 
 def _is_nnx(kind: type) -> bool:
-    """Returns whether a class is a module of nnx."""
     if issubclass(kind, nn.Module):
         return False  # without importing nnx, which takes long
     from flax.nnx import Module
@@ -68,50 +64,39 @@ def _is_nnx(kind: type) -> bool:
 
 
 def choose_task(
-    text: str,
-    model: Any,
-    internal: Dataset,
-    images: jax.Array,
-    recipe: Recipe,
-    nested: bool,
+    text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
 ) -> Task:
     """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
 
     Args:
-      text: `config.model`, which made the model.
-      model, internal: the model, and the clients that train it.
+      text, model: `config.model`, and the model that it made.
+      internal: the clients that train it.
       images: f[B, ...], such as the model reads.
       recipe: the gains of a detector's loss.
       nested: whether each class of masks is inside the one before.
 
     Raises:
-      ConfigError: the model is not one for such labels.
-      ValueError: the model cannot read the images.
+      ConfigError, ValueError: the model is not one for such labels, or cannot read the images.
     """
-    kind = _kind_of(internal.domains[0].train.labels)
+    kind = _kind_of(internal)
     if kind != _made_for(text, model, images, internal.num_classes):
         raise ConfigError(
             f"config.model={brief(text)} does not suit {internal.name}, whose images have "
-            f"{kind.what} each: choose {kind.remedy}"
+            f"{_LABELS[kind]} each: choose {_SUITABLE[kind]}"
         )
-    if kind == _BOXES:
+    if kind == BOXES:
         return detection(model.anchors, recipe=recipe)
-    if kind == _MASKS:
-        return segmentation(internal.num_classes, nested=nested)
-    return classification()
+    return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
 
 
-def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> "_Kind | None":
-    """Returns the labels that a model is made for; None if its outputs are of no known form.
-
-    Raises:
-      ConfigError: a user's classifier has fewer outputs than there are classes.
-    """
+def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
+    """Returns the labels that a model is made for; None if its outputs are of no known form."""
     if getattr(model, "anchors", None) is not None:
-        return _BOXES
+        return BOXES
+    # What a user's own model is made for shows in its outputs' shape: [B, C] or [B, H, W, C].
     name = split_choice(text, MODELS)[0]
     if name in MODELS:  # without a trace, which takes a second for deep networks
-        return _MASKS if name == models.UNet.__name__ else _CLASS
+        return MASK if name == models.UNet.__name__ else _CLASS
     variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
     if len(shape) == 2 and shape[1] < classes:
@@ -119,25 +104,12 @@ def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> "_Kind 
             f"config.model={brief(text)} has {shape[1]} outputs for the {classes} classes of the "
             "data: make as many as its field num_classes says"
         )
-    return _CLASS if len(shape) == 2 else _MASKS if shape[:-1] == images.shape[:3] else None
+    return _CLASS if len(shape) == 2 else MASK if shape[:-1] == images.shape[:3] else None
 
 
-class _Kind(NamedTuple):
-    """A form of labels, in words, with the models and the augmentation for it."""
-
-    what: str
-    remedy: str
-    moved: str = ""  # by an augmentation, see `augment.LabelAugment`
-
-
-_CLASS = _Kind("one class", "a classifier, such as DigitCNN or ResNet18")
-_BOXES = _Kind("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5", BOXES)
-_MASKS = _Kind("a mask", "UNet, or a network of logits [B, H, W, classes]", MASK)
-_AUGMENTED = {BOXES: "boxes", MASK: "masks"}  # names of `AUGMENTATIONS`, and of labels in words
-
-
-def _kind_of(labels: Any) -> _Kind:
-    return _MASKS if has_masks(labels) else _BOXES if has_boxes(labels) else _CLASS
+def _kind_of(data: Dataset) -> str:
+    labels = data.domains[0].train.labels
+    return MASK if has_masks(labels) else BOXES if has_boxes(labels) else _CLASS
 
 
 def _none(size: int) -> None:
@@ -169,33 +141,21 @@ AUGMENTATIONS = {
 
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
-    """Returns the augmentation that a text such as `randaug:magnitude=5` chooses.
-
-    Raises:
-      ConfigError: a name or key is unknown, or a value has the wrong type or is out of its range.
-    """
+    """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
     make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
     return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:
-    """Returns the function that looks up a batch and augments its images, with boxes or masks.
-
-    Raises:
-      ConfigError: as `choose_augmentation`, or the augmentation does not suit the labels.
-    """
+    """Returns the function that looks up a batch and augments its images, with boxes or masks."""
     change = choose_augmentation(text, size)
     if change is None:
         return augmenting(None)
-    moved = change.moves if isinstance(change, augment.LabelAugment) else ""
-    label_kind = _kind_of(internal.domains[0].train.labels).moved
-    if moved != label_kind:
-        have, remedy = f"no {_AUGMENTED.get(moved)} to move", "another"
-        if label_kind:
-            remedy = _AUGMENTED[label_kind]
-            have = f"{remedy}, which it would leave where they were"
+    moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
+    if moved != (kind := _kind_of(internal)):
+        remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
         raise ConfigError(
-            f"config.data.augment={brief(text)} does not suit {internal.name}, "
-            f"whose images have {have}: choose {remedy}, or none"
+            f"config.data.augment={brief(text)} does not suit {internal.name}, whose images have "
+            f"{_LABELS[kind]} each: choose {remedy}, or none"
         )
     return changing(change.change) if moved else augmenting(change)

@@ -1,15 +1,24 @@
-"""Reads a finished run from its workdir: its configuration, its model, its selected round.
+"""Opens a finished run: its configuration, its model, its selected round.
 
-A run's config.json holds the form of its samples, so neither its training data nor their path is
-needed.
+A run's config.json holds the form of its samples, so its training data are not needed. A workdir
+may come from anybody: code that only it names is not imported (`recorded_code`).
 """
 
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
@@ -17,44 +26,35 @@ from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import check
-from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import have_trained
+from fedjax_bn.training.result import Result
 from fedjax_bn.training.start import make_keys, make_start
 from fedjax_bn.training.workdir import FINISHED, Record
 
+_PACKAGE = Path(__file__).resolve().parents[3]  # the folder that holds `fedjax_bn`
+_INSTALLED = {"site-packages", "dist-packages"}
+
 
 def read_about(folder: Path) -> Record:
-    """Returns the content of a finished run's config.json.
-
-    Raises:
-      WorkdirError: there is no finished run, or its config.json is damaged.
-    """
+    """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
     if not (folder / "config.json").exists():
         # `target=each` leaves a folder of workdirs.
-        if inside := sorted(path.parent.name for path in folder.glob("*/config.json")):
-            raise WorkdirError(
-                f"{folder} is not a run's workdir, but {', '.join(inside)} in it are: give one"
-            )
-        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
-    about = workdir.read_json(folder / "config.json", FINISHED)
+        inside = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.json")))
+        hint = f", but {inside} in it do" if inside else ""
+        raise WorkdirError(f"{folder} holds no run{hint}: give the workdir of a finished run")
     if not (folder / "summary.json").exists():
         raise WorkdirError(
-            f"{folder} holds a run that has not finished: give the command that started it again, "
-            "then evaluate"
+            f"{folder} holds a run that has not finished: give the command that started it again"
         )
-    return about
+    return workdir.read_json(folder / "config.json", FINISHED)
 
 
 def configuration(flat: Record) -> ConfigDict:
-    """Returns the configuration that a config.json holds.
-
-    Raises:
-      WorkdirError: the record is not a valid configuration.
-    """
+    """Returns the configuration that a config.json holds; a WorkdirError if it is not valid."""
     config = base()
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
     try:
@@ -62,10 +62,7 @@ def configuration(flat: Record) -> ConfigDict:
             config.update_from_flattened_dict(values)
         check(config)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise WorkdirError(
-            f"the run's config.json holds no configuration ({error}): give the workdir of another "
-            "run"
-        ) from error
+        raise WorkdirError(f"the run's config.json holds no configuration ({error})") from error
     return config
 
 
@@ -73,22 +70,48 @@ def remembered(about: Record, trust: bool = False) -> ConfigDict:
     """Returns a finished run's configuration, with relative paths taken from where it was started.
 
     A path that exists here stays as it is.
-
-    Args:
-      about: the run's config.json.
-      trust: whether to use the folder of compiled programs that the run names. These programs are
-        code, so without trust a folder other than the default is not used.
-
-    Raises:
-      WorkdirError: as `configuration`.
     """
-    config, place = configuration(about["config"]), started_in(about)
+    config, place = configuration(about["config"]), _started_in(about)
+    # Compiled programs are code, so only a run that is trusted chooses their folder.
     if not trust and config.compilation_cache != base().compilation_cache:
         config.compilation_cache = ""
     for group, key in ((config.data, "path"), (config.participation, "trace")):
         if place and group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
             group[key] = str(place / group[key])
     return config
+
+
+def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
+    """Returns a finished run of the command line, at its selected round, without its data.
+
+        run = load_run("runs/quickstart")
+        probabilities = run.predict(images, client="blueprint")  # as `evaluate --internal` tests it
+        variables = run.variables("blueprint")
+
+    Images have the stored form of the training images: `run.method.learned.prepare` standardizes
+    them with the run's constants.
+
+    Args:
+      folder: the run's workdir.
+      trust: whether to import code that the workdir names, such as a model of one's own, also from
+        the folder where the run was started; without it only from folders on `PYTHONPATH`.
+
+    Raises:
+      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
+        finished run, or a damaged one.
+      ValueError: the run names code that is not trusted, or something that does not exist.
+    """
+    folder = Path(folder)
+    about = read_about(folder)
+    config = remembered(about, trust)
+    config.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
+    config.adaptations = ()
+    with recorded_code(folder, about, trust=trust):
+        experiment, state, number = restore(folder, config, about["form"])
+    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
+    history = workdir.read_lines(lines, number) if lines.exists() else []
+    summary = workdir.read_json(folder / "summary.json", workdir.SUMMARY)
+    return Result(experiment.method, state, tuple(about["form"]["clients"]), summary, history)
 
 
 def restore(
@@ -102,22 +125,31 @@ def restore(
       form: of its samples, as `domain.form_of` makes it.
 
     Raises:
-      CheckpointError: as `restore_state`.
-      ConfigError, ValueError: the configuration names something that does not exist.
+      CheckpointError, ValueError: as `restore_state`; the configuration names what does not exist.
     """
     experiment = assemble(config, dataset_of(form), ())
-    start = make_start(experiment, make_keys(config.seed))
-    start = start_population(experiment, start)
-    like = form_on(jax.eval_shape(start), experiment.mesh)
-    return experiment, *restore_state(folder, like)
+    # Only the form of the first state is needed: its values are those of the checkpoint.
+    start = start_population(experiment, make_start(experiment, make_keys(config.seed)))
+    return experiment, *restore_state(folder, form_on(jax.eval_shape(start), experiment.mesh))
+
+
+def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
+    """Returns the state of a run's selected round, or else of its latest one, and its number.
+
+    `like` has its form. Without a checkpoint, or of another model, there is a CheckpointError.
+    """
+    for name in ("selected", "latest"):
+        checkpoints = folder / "checkpoints" / name
+        if not checkpoints.is_dir():
+            continue
+        with checkpoint.open_folder(checkpoints, keep=2) as manager:
+            if steps := checkpoint.steps(manager):
+                return checkpoint.restore(manager, like), steps[-1]
+    raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
 
 
 def trained_clients(folder: Path, clients: list[str], rounds: int) -> np.ndarray | None:
-    """Returns bool[K], which clients have trained in the first rounds; None without records.
-
-    Raises:
-      WorkdirError: records of those rounds are missing or damaged.
-    """
+    """Returns bool[K], which clients have trained in the first rounds; None without records."""
     lines = folder / "metrics.jsonl"  # what a Flower server has served has none
     return have_trained(workdir.read_lines(lines, rounds), clients) if lines.exists() else None
 
@@ -141,21 +173,70 @@ def impossible(form: Record) -> str:
     return impossible_samples(form["shape"], form["dtype"], form["mean"], form["std"])
 
 
-def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
-    """Returns the state of a run's selected round, or else of its latest one, and its number.
+def recorded_code(
+    folder: Path, about: Record, typed: Iterable[Any] = (), trust: bool = False
+) -> AbstractContextManager[None]:
+    """Returns a context in which a run's own configuration imports only what its user allows.
+
+    The user allows the names that they have typed, and modules in a folder of `sys.path` that is
+    not Python's, this package's, or one of installed packages. The current folder counts only if
+    PYTHONPATH has it as an absolute path.
 
     Args:
-      folder: the run's workdir.
-      like: a state of the same form, arrays or `jax.ShapeDtypeStruct`.
-
-    Raises:
-      CheckpointError: the folder has no checkpoint, or one that is damaged or of another model.
+      folder, about: the workdir, and its config.json.
+      typed: values of keys that the user has given, texts or tuples of texts.
+      trust: whether everything is allowed; then modules where the run was started are found too.
     """
-    for name in ("selected", "latest"):
-        checkpoints = folder / "checkpoints" / name
-        if not checkpoints.is_dir():
-            continue
-        with checkpoint.open_folder(checkpoints, keep=2) as manager:
-            if steps := checkpoint.steps(manager):
-                return checkpoint.restore(manager, like), steps[-1]
-    raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
+    place = _started_in(about)
+    if trust:
+        sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
+        return nullcontext()
+    typed_names = {name for value in typed for name in _names(value)}
+    started = f" (the run was started in {place})" if place else ""
+
+    def reason_to_refuse(name: str) -> str:
+        if name in typed_names or _on_users_path(name.partition(":")[0]):
+            return ""
+        return (
+            f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
+            "--trust, or put its folder on PYTHONPATH"
+        )
+
+    return imports_refused(reason_to_refuse)
+
+
+def _started_in(about: Record) -> Path | None:
+    """Returns the folder where a run was started; None if it does not exist here."""
+    place = Path(about.get("started_in", ""))
+    return place if place.is_absolute() and place.is_dir() else None
+
+
+def _names(value: Any) -> set[str]:
+    """Returns each `module:name` in the value of a key."""
+    if isinstance(value, tuple | list):
+        return {name for part in value for name in _names(part)}
+    words = [part.split(":") for part in re.split(r"[\s,='\"()\[\]]+", str(value))]
+    return {":".join(word[:2]) for word in words if len(word) > 1}
+
+
+def _on_users_path(module: str) -> bool:
+    """Returns whether Python would find a module in a folder that the user has put on its path."""
+    package, *submodules = module.split(".")
+    for entry in sys.path:
+        spec = PathFinder.find_spec(package, [entry])
+        if spec and spec.origin:  # any folder is found as a namespace package, without an origin
+            break
+    else:
+        return False
+    for name in submodules:
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+        if not (spec and spec.origin):
+            return False
+    # An entry that is Python's, ours or the current folder was not put there by the user.
+    place = Path(entry or ".").resolve()
+    if place == Path.cwd().resolve():  # which may be the folder that somebody has sent
+        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        return entry in path and Path(entry).is_absolute()
+    python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
+    inside = any(place.is_relative_to(Path(path).resolve()) for path in python)
+    return not (inside or place == _PACKAGE or _INSTALLED & set(place.parts))
