@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.run.experiment import read_values as configured_privacy
+from fedjax_bn.run.experiment import build as configured_privacy
 from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
