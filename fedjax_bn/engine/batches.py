@@ -149,7 +149,13 @@ class Admission:
 
 def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
     """Returns the shapes of arrays without their first `axes` axes."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        # JAX warns of a NumPy array's 64 bits, which it reads as 32.
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        return jax.ShapeDtypeStruct(leaf.shape[axes:], dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def _readable(array: Any, is_traced: bool) -> bool:

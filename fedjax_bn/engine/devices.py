@@ -131,8 +131,9 @@ def _loops(program: Any) -> Iterator[tuple[int, int]]:
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
-            start = equation.params["num_consts"]
-            carry = body.invars[start : start + equation.params["num_carry"]]
+            # A carry leaves the loop as its body returns it; other results are stacked over steps.
+            pairs = zip(equation.outvars, body.outvars, strict=True)
+            carry = [inner for outer, inner in pairs if outer.aval.shape == inner.aval.shape]
             results = _results(body, ("conv_general_dilated", "dot_general"))
             yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
         for inner in _inside(equation):
