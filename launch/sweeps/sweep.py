@@ -83,7 +83,7 @@ def commands(
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs."""
+    """Returns the runs that match a glob of `only`, or that a table or figure of it needs."""
     chosen: set[str] = set()
     for pattern in map(str.strip, (only or "*").split(",")):
         parts = [p for p in sweep.parts if any(fnmatch(x, _plain(pattern)) for x in labels(p))]
