@@ -82,6 +82,7 @@ def _as_texts(table: Table, escape: Callable[[str], str], bold: str, note: str) 
     """Returns heads and rows of a table, with the given formats for bold text and for notes."""
 
     def write(cell: TableCell) -> str:
+        # bold text and the sign of a difference say what the arrows on the page do
         text = str(cell.text).lstrip("▲▼ ")
         text = "-" if text in ("", "baseline") else bold.format(text) if cell.best else text
         return text + "".join(note.format(line) for line in cell.notes)

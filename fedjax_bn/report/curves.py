@@ -142,6 +142,7 @@ def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Bl
     for column in chosen:
         lines = [line._replace(look=looks[line.name]) for line in columns[column]]
         charts[column] = _chart(column, lines)
+    # the mean stands above, because charts of all clients would fill the page
     if not fold or len(charts) == 1 or MEAN not in charts:
         return [*notes, Group([*charts.values()], "charts")]
     mean = charts.pop(MEAN)

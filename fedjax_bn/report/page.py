@@ -116,7 +116,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
-    several = len(groups) > 1
+    several = len(groups) > 1  # then details are folded, or the tables would be far apart
     tables_of_all: list[Block] = []
     details: list[Block] = []
     for name, (variants, left_out, tables) in groups.items():

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LAUNCH
 
+import runs
 import tiny_digits
 from boxed import instances, picture, text
 from fedjax_bn.data.boxes.box_folders import load_boxes
@@ -19,7 +19,7 @@ def convert(name, *arguments):
     """Runs a converter as a user does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
-        runpy.run_path(str(LAUNCH / "convert" / f"{name}.py"), run_name="__main__")
+        runpy.run_path(str(runs.ROOT / "launch" / "convert" / f"{name}.py"), run_name="__main__")
 
 
 @pytest.fixture(scope="module")

@@ -42,14 +42,6 @@ def test_a_rule_that_is_named_is_the_methods_own_where_that_is_the_same(tmp_path
     ]
 
 
-def test_other_rules_than_the_methods_own_are_variants_with_their_names(tmp_path):
-    finished(tmp_path, "fedcd", 0, {"ant": 1.0}, name="both")
-    finished(tmp_path, "fedcd", 0, {"ant": 1.0}, name="sci", weigh="by_size")
-    found, _ = variants(tmp_path)
-    assert [one.label for one in found] == ["fedcd", "fedcd (weigh=by_size)"]
-    assert found[0].keys == ("weigh",)
-
-
 def test_a_methods_own_weighing_is_no_difference_of_the_runs(tmp_path):
     for method in ("fedavg", "fedcd", "harmofl"):
         finished(tmp_path / "own", method, 0, {"ant": 1.0})
@@ -85,24 +77,6 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
 
 def table_of(**where):
     return {(cell.method, cell.column): cell.mean for cell in published(**where)}
-
-
-def test_unifeds_numbers_stand_beside_both_ways_of_batch_norm_inside(tmp_path):
-    keys = {"data__validation": 0.1, "data__test": 0.2, "data__domains": list(INTERNAL)}
-    scores = dict.fromkeys(INTERNAL, 70.0)
-    for name, more in {"averaged": {}, "own": {"share": "all_but_batch_norm"}}.items():
-        place = tmp_path / name
-        finished(place, "scaffold", 0, scores, None, "cifar10_c", **keys, **more)
-        finished(place, "fedavg", 0, scores, None, "cifar10_c", **keys, **more)
-    table = table_of(paper="UniFed", table="2")
-    ours = "+client-specific BN"
-    for name, end in (("averaged", ""), ("own", ours)):
-        for method, title in (("scaffold", "Scaffold"), ("fedavg", "FedAvg")):
-            said = printed(tmp_path / name, "internal", method, "snow")
-            assert said == {"UniFed, Table 2": table[title + end, "H"]}
-    mean = sum(table["FedAvg", letter] for letter in "ABCDEFGHIJKLMNO") / 15
-    (said,) = printed(tmp_path / "averaged", "internal", "fedavg", "mean").items()
-    assert said == ("mean of UniFed, Table 2", pytest.approx(mean))
 
 
 def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path):

@@ -110,12 +110,6 @@ def test_predictions_are_those_of_evaluate(workdir, restored, served, text):
     assert np.ptp(found, axis=0).max() > 1e-3  # images differ in what they get
 
 
-def test_an_adaptation_that_spells_no_batch_size_predicts_on_that_of_its_run(restored, served):
-    found = load(served, "tsmobn")(DOG.images)
-    np.testing.assert_allclose(found, outputs_of_evaluate(restored, "tsmobn"), atol=1e-6)
-    assert np.abs(found - load(served, "tsmobn", batch_size=32)(DOG.images)).max() > 1e-3
-
-
 def test_a_folder_of_files_and_an_archive_give_one_csv(served, files, tmp_path, capsys):
     np.savez(tmp_path / "dog.npz", dog__images=DOG.images, dog__labels=DOG.labels)
     given = ("--model", str(served), "--adapt", "tsmobn:batch_size=4")
