@@ -106,3 +106,5 @@ def test_images_that_always_stay_are_fedavg(consistency):
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="largest=4"):
         randconv(largest=4)
+    with pytest.raises(ValueError, match=r"\(4, 6\)"):
+        randconv()(KEY, jnp.zeros((4, 6)), VALID)
