@@ -138,7 +138,8 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
         raise ValueError(
             f"outputs are {list(outputs.shape)} and labels {list(labels.shape)}; they must be "
-            "[samples, classes] and [samples] (one-hot labels: labels.argmax(-1))"
+            "[samples, classes] and [samples]: give the outputs of a classifier, and one class a "
+            "sample (one-hot labels: labels.argmax(-1))"
         )
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 

@@ -215,7 +215,8 @@ def generalization_adjustment(
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
             raise ValueError(
-                "generalization_adjustment needs measure=validation_loss(model, prepare)"
+                "generalization_adjustment needs something to measure, such as "
+                "measure=fedjax_bn.methods.selection.validation_loss(model, prepare)"
             )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)

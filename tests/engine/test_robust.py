@@ -66,7 +66,7 @@ RULES = {
 
 @functools.cache
 def combined(rule):
-    return jax.jit(RULES[rule][0].combine if isinstance(rule, str) else rule.combine)
+    return jax.jit(RULES[rule][0].combine)
 
 
 def drawn(clients, seed=0, like=np.float64):
