@@ -80,8 +80,7 @@ def stateless(
     """Predicts every batch independently, normalized by a statistics rule.
 
     Args:
-      model: images -> logits, as for all adaptations.
-      statistics: the rule of all its batch norms; None for the running statistics.
+      statistics: the rule of all batch norms; None for the running statistics.
       per_sample: whether each sample's statistics are independent of the other samples, so that a
         large batch may pass in chunks (`models.cpu.in_cache`).
     """

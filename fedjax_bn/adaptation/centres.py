@@ -35,7 +35,6 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     class can be without support.
 
     Args:
-      model: images -> logits f[B, classes], the outputs of a dense layer.
       supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
         takes M times the memory of the classifier's kernel.
     """
