@@ -166,7 +166,6 @@ def _in_other_styles(
 ) -> jax.Array:
     """Returns x' of a batch f[B, H, W, C], each by a random image of the other clients."""
     bank, choice_key, share_key = received.server, *jax.random.split(key)
-    require_images("feddg", x, bank["amplitudes"].shape[-1])
     is_other_client = jnp.arange(len(bank["known"]), dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & is_other_client[:, None]).reshape(-1)
     # Uniform over what others have sent; before they have, any choice, which is dropped below.
@@ -191,7 +190,9 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
-        amplitudes = low_amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        images = learned.prepare(batch["image"], dtype)
+        require_images("feddg", images, bank["amplitudes"].shape[-1])
+        amplitudes = low_amplitudes(images[order], half)
         is_sent = valid[order] & ~received.memory.method
         rows = {
             "amplitudes": jnp.where(is_sent[:, None, None, None], amplitudes, 0),
