@@ -185,10 +185,7 @@ def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x6
     ("model", "places"),
     [
         (models.UNet(levels=2, width=2), ["bottleneck", "encoder1", "encoder2"]),
-        (
-            models.ResNet18(width=2),
-            ["layer1_1", "layer2_1", "layer3_1", "layer4_1"],
-        ),
+        (models.ResNet18(width=2), ["layer1_1", "layer2_1", "layer3_1", "layer4_1"]),
         (models.SmallCNN(widths=(2, 4)), ["norm1", "norm2"]),
     ],
     ids=lambda value: type(value).__name__,
