@@ -11,7 +11,7 @@ from federations import in_float64
 from fedjax_bn import task
 from fedjax_bn.contrib import feddg
 from fedjax_bn.contrib.boundary import boundary_contrast
-from fedjax_bn.contrib.feddg import _episodic
+from fedjax_bn.contrib.feddg import episodic_objective
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import UNet
@@ -108,8 +108,8 @@ def test_the_episode_adds_the_contrast_of_the_maps_of_both_passes(x64):
 
     learned = learning(model, task=task.segmentation(CLASSES), prepare=lambda x, dtype: x)[0]
 
-    def total(weight, taps):
-        objective = _episodic(learned, 0, 0.5, 0.01, weight=weight, taps=taps)
+    def total(weight):
+        objective = episodic_objective(learned, 0, 0.5, 0.01, weight)
         return lambda params: objective({**variables, "params": params}, batch, received, KEY)[0]
 
     def by_hand_of(params):
@@ -135,7 +135,7 @@ def test_the_episode_adds_the_contrast_of_the_maps_of_both_passes(x64):
 
     @jax.jit
     def compared(params):
-        gaps = [jax.value_and_grad(total(w, t))(params) for w, t in ((0.3, ("tap0",)), (0.0, ()))]
+        gaps = [jax.value_and_grad(total(weight))(params) for weight in (0.3, 0.0)]
         return *gaps, jax.value_and_grad(by_hand_of)(params)
 
     (value, slope), (plain, without), (contrast, own) = compared(variables["params"])
