@@ -136,9 +136,9 @@ def episodic_objective(
     taps = tuple(getattr(learned.model, "taps", ())) if boundary and task.segments else ()
     if boundary and task.segments and len(taps) != 1:
         raise ValueError(
-            f"feddg contrasts the map that the last layer reads, which {name_of(learned.model)} does not "
-            "name: use UNet, give the model taps, {path of the module: channels}, or set "
-            "feddg.boundary=0"
+            "feddg contrasts the map that the last layer reads, which "
+            f"{name_of(learned.model)} does not name: use UNet, give the model taps, "
+            "{path of the module: channels}, or set feddg.boundary=0"
         )
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
