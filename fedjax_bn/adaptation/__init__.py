@@ -2,9 +2,9 @@
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
 starts again for the next client. Those of `learning`, `centres` and `rates` learn from unlabelled
-images. `model` is a linen module or `models.from_nnx` of an nnx module, images -> logits. A model
-without what an adaptation needs (batch norm that rules reach, logits, one dense classifier) raises
-ValueError at `init` or `predict`.
+images. `model` is a linen module or `models.from_nnx` of an nnx module, images -> logits f[B, C],
+or f[B, H, W, C] for segmentation. One without what an adaptation needs (batch norm that rules
+reach, logits, one dense classifier) raises ValueError at `init` or `predict`.
 """
 
 from fedjax_bn.adaptation.adaptation import (

@@ -80,8 +80,7 @@ def stateless(
     """Predicts every batch independently, normalized by a statistics rule.
 
     Args:
-      model: images -> logits, as for all adaptations.
-      statistics: the rule of all its batch norms; None for the running statistics.
+      statistics: the rule of all batch norms; None for the running statistics.
       per_sample: whether each sample's statistics are independent of the other samples, so that a
         large batch may pass in chunks (`models.cpu.in_cache`).
     """
@@ -246,7 +245,7 @@ def ensemble(model: Any) -> Adaptation:
             # Norms of one client, everything else as received.
             client_model = without(variables, *clients) | join(client_norms, received)
             outputs = predict_each(model, None, client_model, images)
-            return jax.nn.log_softmax(logits_of(model, outputs))
+            return jax.nn.log_softmax(class_logits(model, outputs))
 
         # One client after another, to need only the memory of one pass. The mean is taken in logs,
         # because the probability of a class may be too small for its dtype.
@@ -256,7 +255,7 @@ def ensemble(model: Any) -> Adaptation:
     return each_by_itself(predict)
 
 
-def logits_of(model: Any, outputs: Any) -> jax.Array:
+def class_logits(model: Any, outputs: Any) -> jax.Array:
     """Returns logits f[B, C] or f[B, H, W, C] of classes; ValueError if outputs are no logits."""
     if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, logits_of
+from fedjax_bn.adaptation.adaptation import Adaptation, class_logits
 from fedjax_bn.arguments.ranges import Views, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
@@ -35,7 +35,6 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     class can be without support.
 
     Args:
-      model: images -> logits f[B, classes], the outputs of a dense layer.
       supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
         takes M times the memory of the classifier's kernel.
     """
@@ -102,7 +101,7 @@ def logits_and_seen(
 
     Outputs are f[B, C], or f[B, H, W, C] for segmentation; the model is for the error message.
     """
-    logits = logits_of(model, outputs)
+    logits = class_logits(model, outputs)
     seen = jnp.ones(len(logits), bool) if valid is None else valid
     seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
     logits = logits.astype(promote(logits.dtype, jnp.float32))

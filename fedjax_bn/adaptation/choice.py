@@ -51,14 +51,8 @@ def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     predictor pass a client's samples, so that all three give the same probabilities for the same
     samples. -1 keeps the order of storage: by path for image files, by index for arrays. Stored
     samples are often sorted by class, and batches of one class mislead every adaptation that uses
-    statistics of batches.
-
-    Args:
-      choice: the choice; a name without keys takes all defaults.
-      batch_size: the batch size if the text has none.
-
-    Raises:
-      ValueError: a name or key is unknown, or a value has the wrong type.
+    statistics of batches. `batch_size` counts if the text has none. An unknown name or key, or a
+    value of a wrong type, raises ValueError.
     """
     named = f"adaptation {brief(choice)}"
     make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)

@@ -165,7 +165,6 @@ def mixnorm(
     move with the stream, so that samples are independent, as FedIG's Table 3c needs.
 
     Args:
-      model: images f[B, H, W, C] -> logits.
       weight: m, weight of the sample's own statistics, in [0, 1].
       views: number of views, including the original; FedIG uses 5.
       view: (key, images) -> augmented images of the same shape; by default a random crop with 0.7

@@ -46,7 +46,6 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     `sharing.norm_paths`.
 
     Args:
-      model: images -> logits f[B, classes] or f[B, H, W, classes].
       rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
     """
     learns = partial(_norms, "tent", model)
@@ -67,7 +66,6 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
 
     Args:
-      model: images -> logits f[B, classes], with a classifier that is one dense layer.
       rate: the learning rate, at least 0; SHOT has 0.001 for a pretrained backbone.
     """
 

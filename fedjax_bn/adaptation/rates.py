@@ -49,7 +49,6 @@ def atp(
     clipped and batches are full, both are the same.
 
     Args:
-      model: images -> logits f[B, classes] or f[B, H, W, classes].
       rates: a number f[] for each leaf of the collections `params` and `batch_stats`, as from
         `learn_rates`; None for `rate` and `statistics`.
       rate: the rate of all parameters, at least 0; unused with `rates`.
@@ -104,7 +103,6 @@ def learn_rates(
     the derivative passes the clipping.
 
     Args:
-      model: images -> logits f[B, classes].
       variables: the received model, as from `federation.global_variables`.
       batches: {"image": f[K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B]} of K
         clients, as for a round. The paper takes samples that did not train the model.
@@ -112,10 +110,8 @@ def learn_rates(
       rounds: number of rounds.
 
     Returns:
-      A number f[] for each leaf of the collections `params` and `batch_stats`.
-
-    Raises:
-      ValueError: a learned rate is not finite.
+      A number f[] for each leaf of the collections `params` and `batch_stats`; one that is not
+      finite raises ValueError.
     """
 
     def step(rates: Variables, batch: dict[str, jax.Array]) -> tuple[Variables, None]:

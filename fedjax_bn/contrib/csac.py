@@ -33,10 +33,7 @@ from fedjax_bn.state import Received
 COLLECTION = "calibration"  # the layers that bring all stages to one size
 _CHANNELS, _SIDE = 32, 7
 # Where stages 2 to 4 of a residual and of a densely connected network end.
-_ENDS = (
-    ("layer2", "layer3", "layer4"),
-    ("transition2/conv", "transition3/conv", "final_norm"),
-)
+_ENDS = (("layer2", "layer3", "layer4"), ("transition2/conv", "transition3/conv", "final_norm"))
 RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 

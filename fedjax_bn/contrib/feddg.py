@@ -28,7 +28,7 @@ from fedjax_bn.contrib.parts import (
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
 from fedjax_bn.normalization.calls import name_of
@@ -98,13 +98,47 @@ def feddg(
         )
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
+    objective = episodic_objective(
+        learned, half, inner_rate, clip, boundary, drawn=drawn, order=order
+    )
+
+    def no_amplitudes(variables: Variables, num_clients: int) -> PyTree:
+        shape, dtype = (num_clients, spectra), parameter_dtype(variables)
+        amplitudes = jnp.zeros((*shape, side, side, channels), dtype)
+        return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
+
+    method = method_of(
+        gradient_step(differentiate(objective), optimizer),
+        memory=lambda shared, personal: jnp.zeros((), bool),
+        around=lambda client: _showing(client, learned, load, spectra, half),
+        server=collecting("known"),
+        **federate_options,
+    )
+    shown = (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
+        "client to the server and to all other clients (feddg.spectra, feddg.half)"
+    )
+    return starting_with(method, no_amplitudes)._replace(notes=(shown,))
+
+
+def episodic_objective(
+    learned: Learning,
+    half: int,
+    inner_rate: float,
+    clip: float,
+    boundary: float,
+    *,
+    drawn: bool = False,
+    order: int = 2,
+) -> Objective:
+    """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""
     task = learned.task
-    taps = tuple(getattr(model, "taps", ())) if boundary and task.segments else ()
+    taps = tuple(getattr(learned.model, "taps", ())) if boundary and task.segments else ()
     if boundary and task.segments and len(taps) != 1:
         raise ValueError(
-            f"feddg contrasts the map that the last layer reads, which {name_of(model)} does not "
-            "name: use UNet, give the model taps, {path of the module: channels}, or set "
-            "feddg.boundary=0"
+            "feddg contrasts the map that the last layer reads, which "
+            f"{name_of(learned.model)} does not name: use UNet, give the model taps, "
+            "{path of the module: channels}, or set feddg.boundary=0"
         )
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -142,23 +176,7 @@ def feddg(
             value += boundary * contrast.astype(value.dtype)
         return value, (loss, moved)
 
-    def no_amplitudes(variables: Variables, num_clients: int) -> PyTree:
-        shape, dtype = (num_clients, spectra), parameter_dtype(variables)
-        amplitudes = jnp.zeros((*shape, side, side, channels), dtype)
-        return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
-
-    method = method_of(
-        gradient_step(differentiate(objective), optimizer),
-        memory=lambda shared, personal: jnp.zeros((), bool),
-        around=lambda client: _showing(client, learned, load, spectra, half),
-        server=collecting("known"),
-        **federate_options,
-    )
-    shown = (
-        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
-        "client to the server and to all other clients (feddg.spectra, feddg.half)"
-    )
-    return starting_with(method, no_amplitudes)._replace(notes=(shown,))
+    return objective
 
 
 def _in_other_styles(
@@ -166,7 +184,6 @@ def _in_other_styles(
 ) -> jax.Array:
     """Returns x' of a batch f[B, H, W, C], each by a random image of the other clients."""
     bank, choice_key, share_key = received.server, *jax.random.split(key)
-    require_images("feddg", x, bank["amplitudes"].shape[-1])
     is_other_client = jnp.arange(len(bank["known"]), dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & is_other_client[:, None]).reshape(-1)
     # Uniform over what others have sent; before they have, any choice, which is dropped below.
@@ -191,7 +208,9 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
-        amplitudes = low_amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        images = learned.prepare(batch["image"], dtype)
+        require_images("feddg", images, bank["amplitudes"].shape[-1])
+        amplitudes = low_amplitudes(images[order], half)
         is_sent = valid[order] & ~received.memory.method
         rows = {
             "amplitudes": jnp.where(is_sent[:, None, None, None], amplitudes, 0),

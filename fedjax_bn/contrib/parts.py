@@ -38,10 +38,7 @@ def affine(layer: PyTree, x: jax.Array) -> jax.Array:
 
 
 def stages_of(
-    method: str,
-    variables: Variables,
-    names: str = "",
-    ends: Sequence[tuple[str, ...]] = _STAGES,
+    method: str, variables: Variables, names: str = "", ends: Sequence[tuple[str, ...]] = _STAGES
 ) -> dict[str, int]:
     """Returns path -> channels of the modules that `names` means, without computing anything.
 

@@ -130,9 +130,7 @@ class _Progress(NamedTuple):
 
 
 def _masked_step(
-    gradient: Gradient,
-    optimizer: optax.GradientTransformation,
-    within: Callable[[PyTree], PyTree],
+    gradient: Gradient, optimizer: optax.GradientTransformation, within: Callable[[PyTree], PyTree]
 ) -> LocalStep:
     """Returns a step along the gradient of L_e, which also sums g_e; `within` clips the masks."""
 

@@ -9,10 +9,9 @@ $r(\tau) = lr \, \tau$ for SGD
 
 $r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $\rho$
 
-The response is exact for every optimizer that is linear in its gradients (SGD, also with momentum,
-Nesterov's momentum or schedules), at the rates of the round. If masks or labels treat parameters
-differently, each parameter has its own response. Weight decay counts as part of the gradient. For
-other optimizers (Adam) the response is nominal.
+It is exact for every optimizer that is linear in its gradients (SGD, also with momentum, Nesterov's
+momentum or schedules), at the rates of the round; for others (Adam) it is nominal. If masks or
+labels treat parameters differently, each has its own response. Weight decay is a part of gradients.
 """
 
 from collections.abc import Mapping
@@ -37,11 +36,8 @@ def response(
     """Returns r(steps), the distance under a constant gradient of 1 from a fresh optimizer's state.
 
     `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. `received` has the
-    round and the parameters; None for round 0 and an optimizer without masks.
-
-    Returns:
-      f[]; or, if masks or labels of the optimizer treat parameters differently, a tree like the
-      client's parameters whose leaves are f[1, ..., 1] with the axes of the parameter.
+    round and the parameters; None for round 0 and an optimizer without masks. The response is f[],
+    or a tree of f[1, ..., 1] if the optimizer treats parameters differently.
     """
     round, weight = jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
     trained = {"params": weight}

@@ -78,10 +78,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
 
 
 def validation_score(
-    model: Any,
-    prepare: Prepare,
-    task: Task | None = None,
-    statistics: StatisticsRule | None = None,
+    model: Any, prepare: Prepare, task: Task | None = None, statistics: StatisticsRule | None = None
 ) -> Score:
     """Returns the function that scores a client's model on its own validation samples.
 
@@ -98,10 +95,7 @@ def validation_score(
 
 
 def validation_loss(
-    model: Any,
-    prepare: Prepare,
-    task: Task | None = None,
-    statistics: StatisticsRule | None = None,
+    model: Any, prepare: Prepare, task: Task | None = None, statistics: StatisticsRule | None = None
 ) -> Score:
     """Returns the function that computes a model's mean loss on a client's validation samples.
 

@@ -77,11 +77,9 @@ def intercepting(
 ) -> Iterator[None]:
     """Returns a context in which the handler is called instead of modules.
 
-    The handler acts while a model is traced, so it works under `jit`, `vmap`, `scan` and
-    `shard_map` and costs nothing at run time.
+    It acts while a model is traced, so it works under `jit`, `vmap`, `scan` and `shard_map`.
 
     Args:
-      handler: see above.
       concerns: whether the handler takes a call; by default it takes all.
       reads_outputs: whether the handler reads or changes outputs of modules. Then a batch norm
         before a pooling is computed before it on accelerators too.
@@ -224,7 +222,7 @@ def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStr
 
 
 def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """Returns the arguments of a function that say whether a pass trains: {"train": train}, ..."""
+    """Returns the arguments of a function that say whether a pass trains: {"train": train}."""
     values = dict.fromkeys(TRAINING, train) | dict.fromkeys(PREDICTING, not train)
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}

@@ -81,17 +81,14 @@ def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = Non
 
 
 def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
-    """Returns mean and biased variance of the batch, f[C] each; moves the running statistics.
-
-    If `layer.unbiased`, the running variance averages the unbiased variance, which is n / (n - 1)
-    times the biased one; for n = 1 the factor is 1 and the variance 0.
-    """
+    """Returns mean and biased variance of the batch, f[C] each; moves the running statistics."""
     return moving(layer, *moments(x, valid, layer.columns))
 
 
 def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> Statistics:
     """Returns the result of `batch_statistics` for a batch with these `moments`."""
-    # As in PyTorch: the biased variance normalizes, but the running variance is unbiased.
+    # As in PyTorch: the biased variance normalizes, but the running variance is unbiased. Of one
+    # value the factor would be 1 / 0; its variance is 0.
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
     def moved(tracked: jax.Array, of_batch: jax.Array) -> jax.Array:

@@ -22,8 +22,7 @@ def stored():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS]
 )
 def test_three_rounds_of_a_method_give_the_stored_state(x64, stored, name):
     found = golden_values.rounds_of(name)
@@ -37,8 +36,7 @@ def test_packaged_configs_have_the_stored_keys():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("signs")) for n in EMBEDDED],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("signs")) for n in EMBEDDED]
 )
 def test_embedded_data_have_the_stored_fingerprint(name):
     assert golden_values.fingerprint_of(name) == _read("data")[name]

@@ -174,24 +174,6 @@ def test_every_adaptation_is_lowered_for_accelerators(name):
     assert "stablehlo.convolution" in text
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn"))
-        for n in ("fedbn", "feddg", "fedcd")
-    ],
-)
-def test_a_round_of_a_unet_is_lowered_for_accelerators(name):
-    """FedDG with its boundary part, FedCD by a mask of the map that the last layer reads."""
-    model = models.UNet(CLASSES, width=8, levels=2)
-    method, state = method_and_state(name, model, clients="map", task=segmentation(CLASSES))
-    mask = jax.ShapeDtypeStruct((CLIENTS, 2, *IMAGES.shape[:3]), jnp.uint8)
-    batches = batch_of(lead=(CLIENTS, 2)) | {"label": {"mask": mask}}
-    text = lowered_elsewhere(method.round, state, batches, KEY)
-    assert "stablehlo.convolution" in text
-    assert not GROUPED.search(text)
-
-
 SIDES = {"AlexNet": 64, "DigitCNN": 28, "MLP": 8, "TwoLayer": 8, "DINOv2S14": 28}
 SMALL = {
     "DenseNet": {"block_sizes": (1, 1)},

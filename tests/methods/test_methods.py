@@ -55,28 +55,6 @@ def rounds_of(name: str, mode: str, batches: dict, present: list | None = None, 
     return states, metrics
 
 
-@pytest.mark.parametrize("mode", SHARING)
-@pytest.mark.parametrize(
-    ("name", "memories", "servers"),
-    [
-        ("scaffold", 1, 1),
-        ("feddc", 2, 1),
-        ("fedadam", 0, 2),
-        ("fedyogi", 0, 2),
-        ("fedadagrad", 0, 2),
-        ("fedavgm", 0, 1),
-    ],
-)
-def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
-    name, memories, servers, mode
-):
-    state = fed.begun(method_of(name, mode), KEY, variables(), 3)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(state.shared["params"])]
-    assert len(shapes) == {"all": 6, "bn_local": 4}[mode]
-    assert [leaf.shape for leaf in jax.tree.leaves(state.server)] == servers * shapes
-    assert [leaf.shape[1:] for leaf in jax.tree.leaves(state.memory)] == memories * shapes
-
-
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc"])
 def test_a_momentum_that_clients_keep_is_refused_where_a_fresh_one_is_assumed(name):
     make = METHODS[name]

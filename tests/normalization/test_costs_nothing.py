@@ -46,11 +46,7 @@ def test_rules_that_are_not_chosen_add_nothing_to_a_pass(model):
 def test_fedig_without_its_losses_is_the_objective_of_fedbn():
     model = MODELS[0]
     variables, images = ready(model)
-    batch = {
-        "image": images,
-        "label": jnp.zeros(4, jnp.int32),
-        "valid": jnp.ones(4, bool),
-    }
+    batch = {"image": images, "label": jnp.zeros(4, jnp.int32), "valid": jnp.ones(4, bool)}
 
     def value(objective):
         received = Received({}, {}, server=variables["batch_stats"])

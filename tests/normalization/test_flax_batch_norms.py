@@ -19,8 +19,7 @@ from fedjax_bn.methods import fedbn, fedcd, fedig
 from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.nnx_model import _set_value
-from fedjax_bn.normalization import batch_instance, batch_statistics
-from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.tsmobn import tracked_statistics, update
 from fedjax_bn.sharing import all_but_batch_norm
 
@@ -54,42 +53,6 @@ def trained(method, name):
 )
 def test_two_rounds_are_those_of_our_batch_norm(method, name):
     assert_close(trained(method, name), trained(method, "ours"), rtol=1e-12, atol=1e-12)
-
-
-def prepared(adapt, images):
-    variables = nets.variables_of()
-    if adapt == "learned_alpha":
-        gated = batch_instance.with_gates(variables)
-        for layer in ("first", "last"):
-            gated["params"][layer]["gate"] *= 0.4
-        return gated
-    if adapt == "zero_shot_adapter":
-        return with_adapter(KEY, nets.Ours(), variables, images)
-    if adapt == "ensemble":
-        clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), variables)
-        return adaptation.with_clients(variables, clients)
-    return variables
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "adapt", [pytest.param(a, marks=[pytest.mark.slow] * (a != "tsmobn")) for a in ADAPTATIONS]
-)
-def test_every_adaptation_predicts_as_with_our_batch_norm(adapt):
-    images, valid = nets.images_of(6), jnp.arange(6) < 5
-    variables = prepared(adapt, images)
-    found = {}
-    for name, model in nets.MODELS.items():
-        made = ADAPTATIONS[adapt](model)
-        predict, carry = jax.jit(made.predict), made.init(variables)
-        for _ in range(2):  # the second batch meets a carry
-            logits, carry = predict(variables, carry, images, valid)
-        found[name] = logits[:5], jax.tree.leaves(carry)[:-1]
-    for name in nets.THEIRS:
-        assert_close(found[name], found["ours"], rtol=1e-12, atol=1e-12)
-    if adapt not in ("running", "ensemble"):
-        plain = adaptation.running(nets.Ours()).predict(variables, (), images)[0]
-        assert np.abs(found["nnx"][0] - plain[:5]).max() > 1e-3
 
 
 def by_flax(name, variables, images):

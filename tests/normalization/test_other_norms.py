@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from federations import CLASSES, FEATURES, NEED_MAPS, batches_of, variables_of
-from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.models import from_nnx
 from method_table import METHODS
@@ -98,13 +97,3 @@ def test_an_adaptation_that_learns_takes_any_norm(name):
         for _ in range(2):
             logits, carry = predict(variables, carry, x)
         assert np.abs(logits - net.apply(variables, x)).max() > 0
-
-
-@pytest.mark.parametrize("norm", NETS)
-def test_plain_inference_serves_any_model(norm):
-    net, x = NETS[norm], jnp.ones((2, FEATURES))
-    variables = variables_of(net)
-    logits, _ = adaptation.running(net).predict(variables, (), x)
-    np.testing.assert_array_equal(logits, net.apply(variables, x))
-    with pytest.raises(ValueError, match="has none"):
-        adaptation.without_affine(adaptation.running(net)).init(variables)
