@@ -319,9 +319,9 @@ def accept(
         raise ValueError(
             "its update is not finite, or of another federation, or of a client that sits out"
         )
-    parts = {"update": upload.shared, "message": upload.message, "personal leaves": personal}
-    check_numbers(to_named(parts))
-    norms = {part: _norm(tree) for part, tree in parts.items() if part != "update"}
+    trees = {"shared": upload.shared, "message": upload.message, "personal": personal}
+    check_numbers(to_named(trees))
+    norms = {"message": _norm(upload.message), "personal leaves": _norm(personal)}
     norms["update"] = _norm(upload.shared, shared)
     sizes = {f"norm of its {part}": (norm, norm_bound) for part, norm in norms.items()}
     for name in ("risk", "loss"):

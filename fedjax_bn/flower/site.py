@@ -33,6 +33,7 @@ from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.data.domain import form_of, scored_part
+from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
@@ -167,8 +168,8 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
     """Returns `train(order, broadcast, own) -> (own, upload)`, see `_Site`.
 
-    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise a
-    round's batches are streamed.
+    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
+    the host gathers a round's batches.
     """
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
@@ -209,10 +210,18 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, validation))
-        draws = drawn(order, keys.data, number, broadcast.round)
-        this_round, one_row = int(broadcast.round), np.zeros(1, np.int32)
-        rounds = stream_rounds([split], lambda _: (one_row, draws), this_round, this_round + 1)
-        batches = jax.tree.map(lambda leaf: leaf[0], next(rounds))
+        draws = jax.device_get(drawn(order, keys.data, number, broadcast.round))
+        valid = draws.valid[0]
+        index = np.where(valid, draws.index[0], 0)  # the index of padding is out of range
+        images = np.asarray(split.images[index.reshape(-1)])
+        batches = {
+            "image": images.reshape(*index.shape, *images.shape[1:]),
+            "label": jax.tree.map(
+                lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
+            ),
+            "valid": valid,
+            "size": np.int32(len(split.images)),
+        }
         batches |= validation | who(order, number)
         return method.client(broadcast, own, batches, fresh.method)
 

@@ -108,7 +108,8 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not _shows_features(model):
         path = last_dense(model, variables)
-        return Sizes(*_kernel(variables, path).shape, dtype, path)
+        features, classes = _kernel(variables, path).shape
+        return Sizes(features, classes, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
 
@@ -246,8 +247,8 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
     if not path and images is None and len(dense) == 1:
         return dense[0]
     if not path and dense:
-        images = readable_images(model, variables) if images is None else images
-        sources = _sources_of(model, variables, images)
+        form = readable_images(model, variables) if images is None else images
+        sources = _sources_of(model, variables, form)
         candidates = sorted(sources.outputs)
         if len(candidates) == 1 and sources.called.get(candidates[0]) == sources.shape:
             path = candidates[0][0]

@@ -297,14 +297,12 @@ def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
         )
 
 
-def variant(
-    kind: Callable[..., _Network], name: str, about: str, **usual: Any
-) -> Callable[..., _Network]:
+def variant(kind: type[_Network], name: str, about: str, **usual: Any) -> Callable[..., _Network]:
     """Returns a function `name(num_classes, **fields)` that makes a network of these usual fields.
 
     `about` is its docstring.
     """
-    usual_classes = kind.num_classes
+    usual_classes: int = vars(kind)["num_classes"]
 
     def make(num_classes: int = usual_classes, **fields: Any) -> _Network:
         return kind(num_classes=num_classes, **usual | fields)

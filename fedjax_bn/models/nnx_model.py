@@ -281,8 +281,8 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
     lacking = [path for path in leaves if path not in values]
     if lacking or strange:
         problem = "the variables lack" if lacking else f"{type(net).__name__} has no"
-        path = "/".join((lacking or strange)[0])
-        raise ValueError(f"{problem} {path}: make the variables with init of the same model")
+        leaf_name = "/".join((lacking or strange)[0])
+        raise ValueError(f"{problem} {leaf_name}: make the variables with init of the same model")
     for path, leaf in leaves.items():
         _set_value(leaf, values[path])
     for path, module in owners.items():

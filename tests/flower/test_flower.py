@@ -41,7 +41,6 @@ SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
             "method=fedcd,local_epochs=3,local_selection=2,batch_size=4", marks=pytest.mark.slow
         ),
         pytest.param("method=fedavg,local_steps=7,batch_size=4", marks=pytest.mark.slow),
-        pytest.param("method=fedavg,data.device_megabytes=0", marks=pytest.mark.slow),
     ],
 )
 def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):
@@ -50,8 +49,7 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         kept, _ = serve(grid, run_of(config), folder)
     compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
-    # Once a client, for two rounds, where the data are on the device.
-    assert sum("resident" in one for one in compiled) == (0 if "megabytes" in changes else 2)
+    assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     assert check_what_travels(grid, state, sent) == 4

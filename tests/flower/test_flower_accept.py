@@ -55,7 +55,7 @@ def test_the_norm_is_that_of_all_numbers_of_large_leaves_in_float64(dtype):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("shared/params/w", np.full((2, 2), np.nan), "update/params/w is not finite"),
+        ("shared/params/w", np.full((2, 2), np.nan), "shared/params/w is not finite"),
         ("message/c", np.asarray([np.inf, 0.0]), "message/c is not finite"),
         ("finite", np.asarray(False), "not finite"),
         ("shared/params/b", np.asarray([5.0, 1.0]), "norm of its update, 5.657"),
@@ -89,11 +89,11 @@ def test_a_client_that_hides_its_losses_and_size_tells_none_and_counts_as_one():
             taken(to_named(lie), hello=hello)
 
 
-@pytest.mark.parametrize("kind", ["update", "personal"])
+@pytest.mark.parametrize("kind", ["shared", "personal"])
 def test_a_negative_running_variance_is_not_taken(kind):
     tree = {"batch_stats": {"norm": {"mean": np.zeros(2), "var": np.asarray([1.0, -1e-3])}}}
     upload, personal = UPLOAD, tree
-    if kind == "update":
+    if kind == "shared":
         upload, personal = UPLOAD._replace(shared=tree), ()
     arrays = to_named(upload) | to_named({"personal": personal})
     with pytest.raises(ValueError, match=f"{kind}.*/batch_stats/norm/var, is negative"):
