@@ -59,7 +59,7 @@ _WHERE = (
 )
 
 
-def corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Returns the four types and "extra", each with its corruptions that are in `names`."""
     groups = {
         kind: tuple(name for name in corruptions if name in names)
@@ -126,7 +126,7 @@ def load_cifar10_c(
             f"{folder} has {count} photographs a severity, CIFAR-10-C {_COUNT}: a reduced copy",
         )
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, notes, corruption_groups(corruptions), key))
+    return check_source(Source(*about, notes, _corruption_groups(corruptions), key))
 
 
 def _resize(images: np.ndarray, shape: Sequence[int], bar: Any, write: Write) -> tuple[str, ...]:
