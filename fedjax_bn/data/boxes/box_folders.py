@@ -30,7 +30,6 @@ from fedjax_bn.data.pixels.raster import (
     UPRIGHT,
     open_raster,
     orientation_of,
-    read_image,
     turned_by_pillow,
 )
 from fedjax_bn.data.sets.folders import is_image, subfolders
@@ -196,7 +195,7 @@ def _frames_of(
     """
 
     def frame(file: Path) -> tuple[int, int, int]:
-        image = open_raster(read_image(file, max_megapixels), max_megapixels)
+        image = open_raster(file.read_bytes(), max_megapixels)
         tag, (width, height) = orientation_of(image), image.size
         if not turned_by_pillow(image):
             if orientation == STORED:
