@@ -277,16 +277,11 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
         allowed = {BOXES: (np.float32, (count, *most, 4)), CLASS: (np.int32, (count, *most))}
     else:
         allowed = {"": (np.int32, (count,))}
-    if {name: (leaf.dtype, leaf.shape) for name, leaf in leaves_of(labels)} != allowed:
-        forms_in_words = {
-            name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)
-        }
-        allowed_in_words = {
-            name: f"{np.dtype(d)}{list(shape)}" for name, (d, shape) in allowed.items()
-        }
+    label_forms = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)}
+    allowed = {name: f"{np.dtype(dtype)}{list(shape)}" for name, (dtype, shape) in allowed.items()}
+    if label_forms != allowed:
         raise ValueError(
-            f"{place} has {count} images {sides} with labels {forms_in_words}; they must be "
-            f"{allowed_in_words}"
+            f"{place} has {count} images {sides} with labels {label_forms}; they must be {allowed}"
         )
     if has_masks(labels):
         _check_mask_values(labels, num_classes, place)

@@ -37,8 +37,7 @@ def drawing(
       local_epochs: the same as the method's.
 
     Raises:
-      ValueError: there are no clients or samples, the clients' samples have different forms, images
-        and labels differ in number, or labels are neither classes nor masks.
+      ValueError: the clients' samples do not suit each other, see `domain.check_dataset`.
     """
     splits = [
         Split(

@@ -145,26 +145,6 @@ def test_coco_crowds_stay_such_and_boxes_are_cut_at_the_border_or_left_out_beyon
     ]
 
 
-@pytest.mark.parametrize("name", ["annotations/._labels.json", "@eaDir/a.json"])
-def test_companions_of_other_systems_are_no_labels_of_coco(tmp_path, name):
-    for image in "ab":
-        picture(tmp_path / f"images/{image}.png")
-    text(tmp_path / "annotations/labels.json", coco())
-    before = load_boxes(tmp_path, **HOW)
-    text(tmp_path / name, "\0\5\26\7")
-    after = load_boxes(tmp_path, **HOW)
-    assert (after.key, after.notes) == (before.key, before.notes)
-
-
-def test_cocos_json_may_lie_two_folders_deep_beside_its_images(tmp_path):
-    for part in ("train", "valid"):
-        for name in "ab":
-            picture(tmp_path / f"day/export/{part}/{name}.png")
-        text(tmp_path / f"day/export/{part}/_annotations.coco.json", coco())
-    pool = load_boxes(tmp_path, **HOW).pools[0]
-    assert pool.parts.tolist() == [TRAIN, TRAIN, VALIDATION, VALIDATION]
-
-
 def test_parts_of_some_images_only_are_not_used_and_that_is_said(tmp_path):
     yolo_set(tmp_path, "train/a", "b")
     source = load_boxes(tmp_path, **HOW)

@@ -4,7 +4,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedjax_bn.data.sets.folders import (
@@ -151,11 +150,3 @@ def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):
         match_folders(folders, PETS.domains)
     exact = [*folders, tmp_path / "Far South"]
     assert match_folders(exact, PETS.domains) == {"Far South": exact[2]}
-
-
-def test_parts_come_from_the_folders_of_that_name(tmp_path):
-    for part, count in (("train", 3), ("val", 1)):
-        write_tree(tmp_path / "north", [part], CLASSES, count)
-    listing = list_domain("north", tmp_path / "north", PETS._replace(parts={"train": 0, "val": 1}))
-    np.testing.assert_array_equal(listing.parts, [0] * 9 + [1] * 3)
-    assert listing.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]

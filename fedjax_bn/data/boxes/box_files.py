@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import files_below, is_hidden, is_image
+from fedjax_bn.data.sets.folders import files_below, is_image
 
 WHERE = (
     "data.path must hold images with boxes, or a folder of such for each domain that data.domains "
@@ -163,8 +163,12 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[_Box]:
 
 def _coco_files(folder: Path) -> list[Path]:
     """Returns the JSON files of a domain, up to two folders deep; of COCO's own the instances."""
-    paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
-    paths = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
+    deepest = len(folder.parts) + 3
+    paths = [
+        path
+        for path in files_below(folder)
+        if path.suffix == ".json" and len(path.parts) <= deepest
+    ]
     # COCO's other files (of key points, captions) have the same keys as its instances_*.
     return [path for path in paths if path.stem.startswith("instances")] or paths
 

@@ -42,7 +42,6 @@ _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 _NO_SPLIT = "domains whose files name a part (train, val) of some images only, which is not used"
 _TURNED = "images whose labels state the size without EXIF's turn, and whose boxes are turned"
-_OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
 def load_boxes(
@@ -169,8 +168,6 @@ def _place(
         corners = np.stack([left, top, right, bottom], axis=1)
     elif in_pixels:
         corners = corners / image
-        if row.size not in (None, (width, height)):
-            slips.add(_OTHER_SIZE, f"{row.place} ({row.size[0]} x {row.size[1]})")
     inside = np.clip(corners, 0, 1)
     has_area = (inside[:, 2:] > inside[:, :2]).all(1)
     is_cut = (np.abs(inside - corners) * image > _BORDER).any(1) & has_area
@@ -227,7 +224,7 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     missing = [name for name in domains if name not in folders]
     if missing or not folders:
         raise FileNotFoundError(
-            f"data.path {root} has no folder {first_few(missing)}, but "
+            f"{root} lacks {first_few(missing) or 'images'}, it has the folders "
             f"{first_few(list(folders)) or 'none'}: {WHERE}"
         )
     return {name: folders[name] for name in domains or folders}

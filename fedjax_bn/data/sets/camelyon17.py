@@ -7,11 +7,8 @@ The class is whether the middle 32x32 pixels of a patch of 96x96 hold tumour. A 
 hospital, "center0" to "center4" by the column `center`: 59436, 34904, 85054, 129838 and 146722
 patches, 455,954 together, ten slides each.
 
-TsmoBN (section 4.1, E.1) and UniFed (section 4.2) train on three hospitals and test on two as
-unseen clients, "hospital4" and "hospital5", "following the source and target domains" of WILDS:
-these train on centers 0, 3 and 4, validate on center 1 and test on center 2. TsmoBN cuts every
-client to the size of the smallest (Table E.4 has it uncut) and divides each at random, patch by
-patch, 80 to 20 into training and validation. UniFed names no cut.
+WILDS trains on centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the
+unseen "hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
 
 References: Bandi et al., "From detection of individual metastases to classification of lymph node
 status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al., "WILDS: a

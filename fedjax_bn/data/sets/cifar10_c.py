@@ -3,17 +3,10 @@
 Published as `CORRUPTION.npy` u8[50000, 32, 32, 3], 10,000 photographs at severity 1, then the same
 at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967).
 
-TsmoBN (section 4.1, E.1) takes severity 1 of the 15 common corruptions, a client each, resizes to
-256x256, and leaves out one of four types in turn ("noise", "blur", "weather", "digital"; 10 to 12
-clients train). Internal clients are divided at random 80 to 20 into training and validation; unseen
-clients are tested on every photograph. All have 10,000, so cutting them to the smallest changes
-nothing. E.2.5 also tests on the four extra corruptions. UniFed (section 4.1) does the same for
-unseen clients, and divides internal ones, all 15, into 70 % training, 10 % validation and 20 % test
-samples.
-
-All corruptions show the same photographs, so in the papers unseen clients show the training
-clients' photographs: the corruption is unseen, not the photograph. A photograph has one name, such
-as "test/00017", in all domains, so that no split has one both in training and in validation.
+All corruptions show the same photographs, so in the papers (`configs/cifar10_c.py`) unseen clients
+show the training clients' photographs: the corruption is unseen, not the photograph. A photograph
+has one name, such as "test/00017", in all domains, so that no split has one both in training and in
+validation.
 
 Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations", ICLR 2019.
@@ -59,7 +52,7 @@ _WHERE = (
 )
 
 
-def corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Returns the four types and "extra", each with its corruptions that are in `names`."""
     groups = {
         kind: tuple(name for name in corruptions if name in names)
@@ -126,7 +119,7 @@ def load_cifar10_c(
             f"{folder} has {count} photographs a severity, CIFAR-10-C {_COUNT}: a reduced copy",
         )
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, notes, corruption_groups(corruptions), key))
+    return check_source(Source(*about, notes, _corruption_groups(corruptions), key))
 
 
 def _resize(images: np.ndarray, shape: Sequence[int], bar: Any, write: Write) -> tuple[str, ...]:

@@ -4,12 +4,9 @@
 samples of each divided 80 to 20 by class, as in FedBN's code: for each domain
 `DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
 `DOMAIN__test_labels`, integers [N] in 0..9. The paper cuts every training set to the smallest,
-USPS' 7438, and takes a tenth, 743: `data.truncate=True` and `data.fraction=0.1`.
-
-Appendix G and Table 17 test its models on Morpho-MNIST as two unseen clients: MNIST with strokes
-thinned or thickened (morpho_global, a third each, beside plain digits), swollen or fractured
-(morpho_local). With `--morpho` the file has them too, with test samples alone, which show digits of
-MNIST's published test part; no MNIST and MNIST-M of that part trains then.
+USPS' 7438, and takes a tenth, 743: `data.truncate=True` and `data.fraction=0.1`. With `--morpho`
+the file has Morpho-MNIST too (Appendix G, Table 17), as two domains of test samples alone, which
+show digits of MNIST's published test part; no MNIST and MNIST-M of that part trains then.
 
 References: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization", ICLR 2021, section 5.1, appendices D.2 and G; Castro et al., "Morpho-MNIST:

@@ -81,7 +81,7 @@ def is_image(name: str) -> bool:
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
 
 
-def is_hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     """Returns whether a file or folder of this name is hidden, or made by a system."""
     return name.startswith(".") or name in _SYSTEM
 
@@ -91,7 +91,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     folders, files = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_dir():
-            folders += [] if is_hidden(path.name) else [path]
+            folders += [] if _is_hidden(path.name) else [path]
         elif path.is_symlink() and not path.exists() and not is_image(path.name):
             # It may have been a domain or a class, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
@@ -115,7 +115,7 @@ def files_below(folder: Path) -> list[Path]:
             return
         entered.add(real)
         folders, files = _entries(place)
-        paths.extend(file for file in files if not is_hidden(file.name))
+        paths.extend(file for file in files if not _is_hidden(file.name))
         for inner in folders:
             visit(inner)
 
@@ -167,9 +167,9 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     missing = [name for name in dataset.domains if name not in folders]
     # Two spellings of one name would be two domains with the same images.
     if missing or not folders or len({*folders.values()}) < len(folders):
+        names = first_few(missing or list(dataset.domains)) or "any domain"
         raise FileNotFoundError(
-            f"data.path {path} lacks a folder of {first_few(missing) or 'each domain'} of "
-            f"{dataset.name}, which has {', '.join(dataset.domains)}: {dataset.where}"
+            f"data.path {path} lacks a folder for {names} of {dataset.name}: {dataset.where}"
         )
     return root, folders
 

@@ -50,8 +50,7 @@ def load_tfds(
       cache, progress, max_megapixels, orientation: as in `pixels.decode.decode`.
 
     Returns:
-      Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER in the order of
-      the copy.
+      Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
