@@ -160,14 +160,6 @@ def test_a_batch_fills_its_mosaics_with_valid_images_only():
     assert np.isin(flat, [10, 50, GREY]).mean() > 0.7  # the others are seams
 
 
-def test_without_mosaic_images_and_boxes_are_those_of_the_plain_augmentation():
-    plain, changed = (mosaics(3, greys_of(), mosaic=chance) for chance in (0.0, 1e-9))
-    np.testing.assert_allclose(changed["image"].astype(int), plain["image"].astype(int), atol=1)
-    for name in (BOXES, CLASS):
-        assert np.array_equal(changed["label"][name][:, :2], plain["label"][name])
-    assert (changed["label"][CLASS][:, 2:] == -1).all()
-
-
 # Masks
 
 STILL = dict.fromkeys(

@@ -38,7 +38,7 @@ from jax.scipy.ndimage import map_coordinates
 
 from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
-from fedjax_bn.data.pixels.augment import LabelAugment, sample_keys, shift_hue, to_bytes
+from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
@@ -85,14 +85,14 @@ def of_boxes(
         tiles = [change_colours(image.astype(draws.dtype) / 255, *factors) for image in images]
         if len(tiles) == 1:
             boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), *move, len(images[0]))
-            return to_bytes(move_pixels(tiles[0], *move)), boxes
+            return as_bytes(move_pixels(tiles[0], *move)), boxes
         moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
         pixels, boxes = _joined(tiles, label, moves, seen)
-        return to_bytes(pixels), boxes
+        return as_bytes(pixels), boxes
 
     def change(key: jax.Array, batch: Batch) -> Batch:
         images, label = batch["image"], batch["label"]
-        keys = _square_keys(key, images)
+        keys = sample_keys(key, images, square=True)
         rows = jnp.arange(len(images))[:, None]
         if mosaic:
             # Draws three valid images of the batch for each; any three if none is valid.
@@ -157,22 +157,14 @@ def of_masks(
             1 + contrast * spread[8],
             1 + gamma * spread[9],
         )
-        return to_bytes(move_image(pixels, places)), move_mask(mask, places)
+        return as_bytes(move_image(pixels, places)), move_mask(mask, places)
 
     def change(key: jax.Array, batch: Batch) -> Batch:
         images, label = batch["image"], batch["label"]
-        image, mask = jax.vmap(of_image)(_square_keys(key, images), images, label[MASK])
+        image, mask = jax.vmap(of_image)(sample_keys(key, images, square=True), images, label[MASK])
         return batch | {"image": image, "label": label | {MASK: mask}}
 
     return LabelAugment(change, MASK)
-
-
-def _square_keys(key: jax.Array, images: jax.Array) -> jax.Array:
-    """Returns `augment.sample_keys`; ValueError unless images are square."""
-    keys = sample_keys(key, images)
-    if images.shape[1] != images.shape[2]:
-        raise ValueError(f"boxes and masks are moved in squares, not {images.shape}: choose none")
-    return keys
 
 
 def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:

@@ -9,8 +9,8 @@ and `shard_map`: each level has M boxes x 5 cells x A anchors, with a mask of th
 for n images of S = sqrt(H W) pixels a side. Each part is a sum over levels,
 
     L_box    mean over matches of 1 - CIoU
-    L_obj    4, 1 and 0.4 on the levels * mean over cells and anchors of BCE; the target is max(CIoU, 0) at a match,
-             the largest of several, without gradient, and 0 elsewhere
+    L_obj    4, 1 and 0.4 (on the levels) times the mean over cells and anchors of BCE; the target
+             is max(CIoU, 0) at a match, the largest of several, without gradient, and 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
 
 A box matches an anchor of a level if max(w / a_w, a_w / w, h / a_h, a_h / h) < ratio. The cell of
@@ -88,12 +88,12 @@ def detection_loss(
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
-    boxes = to_centres(label["boxes"].astype(dtype))
+    boxes = _to_centres(label["boxes"].astype(dtype))
     levels = []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
         scale = jnp.asarray(cells[::-1] * 2, dtype)
-        matches = match_anchors(boxes * scale, real, inside, cells, recipe.ratio)
+        matches = _match_anchors(boxes * scale, real, inside, cells, recipe.ratio)
         levels.append(_of_level(raw, matches, label["class"], valid, inside, recipe.smoothing))
     box, objectness, classes = zip(*levels, strict=True)
     by_area = by_classes = 1.0
@@ -110,7 +110,7 @@ def detection_loss(
     return total * valid.sum().astype(total.dtype) if recipe.by_batch else total
 
 
-def match_anchors(
+def _match_anchors(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the matches of M boxes per image on one level, with P = 5 cells per box.
@@ -153,7 +153,7 @@ def _of_level(
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
-    # `match_anchors` clips places to the map, so XLA need not check each index.
+    # `_match_anchors` clips places to the map, so XLA need not check each index.
     predicted = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(
         flat, place
     )
@@ -179,7 +179,7 @@ def _of_level(
     return box, objectness, jnp.where(mask, cost, 0).sum() / count
 
 
-def to_centres(corners: jax.Array) -> jax.Array:
+def _to_centres(corners: jax.Array) -> jax.Array:
     """Converts corners f[..., (x1, y1, x2, y2)] to centres f[..., (x, y, width, height)]."""
     low, high = corners[..., :2], corners[..., 2:]
     return jnp.concatenate([(low + high) / 2, high - low], -1)
