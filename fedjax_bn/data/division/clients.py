@@ -40,7 +40,6 @@ def make_clients(
     split: str = "",
     validation: float = 0.1,
     test: float = 0.0,
-    truncate: bool = False,
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -62,11 +61,9 @@ def make_clients(
       test: share of samples that test, below 1 with `validation`; N - floor((1 - share) * N)
         samples, as in FedBN's 80 to 20. If none is kept for testing, internal clients are tested on
         their validation samples.
-      truncate: cut training and validation splits to the smallest domain's size before dividing
-        them.
       seed: at least 0; the same seed gives the same clients on any machine.
-      **shares: arguments of `partition.share_out_domains`: fraction, partition, num_clients,
-        clients_per_domain and sizes.
+      **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
+        num_clients, clients_per_domain and sizes.
 
     Returns:
       Dataset of K clients, and the unseen domains in the source's order.
@@ -78,8 +75,8 @@ def make_clients(
     target_names = _named(data, target)
     training = [domain for domain in _owners(data) if domain.name not in target_names]
     has_lists = isinstance(data, Dataset) or all(pool.parts is not None for pool in training)
-    others = () if isinstance(data, Dataset) else ("holdout", "stratified")
-    splits = ("", *("official",) * has_lists, *others)
+    drawn = () if isinstance(data, Dataset) else ("holdout", "stratified")
+    splits = ("", *("official",) * has_lists, *drawn)
     if split not in splits or min(validation, test) < 0 or validation + test >= 1 or not training:
         raise ValueError(
             f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
@@ -94,7 +91,7 @@ def make_clients(
         domains = _divide_domains(data, target_names, split, validation, test, seed)
         internal = _dataset_of(data, domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
-    return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
+    return share_out_domains(internal, seed=seed, **shares), unseen
 
 
 def unseen_only(

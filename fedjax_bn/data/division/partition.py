@@ -126,13 +126,13 @@ def share_out_domains(
         dataset = _truncated(dataset, seed)
     kind, *_ = _read_partition(partition)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
-    text = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
-    numbers = list(map(int, text.split(","))) if text and SIZES.holds(text) else []
+    sizes = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
+    numbers = [int(size) for size in sizes.split(",")] if sizes and SIZES.holds(sizes) else []
     all_sizes = numbers * sum(counts) if len(numbers) == 1 else numbers
     unsuited = kind == "pooled" or (kind == "dirichlet" and max(counts) == 1)
-    if unsuited or (text and (kind != "iid" or len(all_sizes) != sum(counts))):
+    if unsuited or (sizes and (kind != "iid" or len(all_sizes) != sum(counts))):
         raise ValueError(
-            f"data.partition={partition} and data.sizes={text} do not suit {sum(counts)} clients: "
+            f"data.partition={partition} and data.sizes={sizes} do not suit {sum(counts)} clients: "
             "sizes go with iid, and are one number above 0 for all or for each client; dirichlet "
             "needs several in a domain, by data.num_clients"
         )

@@ -182,6 +182,7 @@ def paired_source(
 
     digest = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
     place = f"{root.resolve().name}-{conversion.form}-{digest}"
+    # Counts and values of all files come first, because faults show here, before hours of decoding.
     rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 9, progress)
     present = np.unpackbits(np.ascontiguousarray(rows[:, 1:]).view(np.uint8), axis=1).astype(bool)
     class_names, table, class_notes = classes_of(
@@ -201,6 +202,7 @@ def paired_source(
         return conversion.describe(list(results))
 
     shape = (int(ends[-1]), size, size, 4)
+    # Pixels and classes are one array, so that a cache never has images without their masks.
     stored, converted = cached_array(cache, f"masks-{table.tobytes().hex()}-{place}", shape, make)
     names = np.repeat([pair.name for pair in pairs], counts)
     labels = {MASK: stored[..., 3]}

@@ -135,6 +135,7 @@ def _divided(pool: Pool, protocol: str) -> Pool:
     training, validating = 7 * count // 10, 7 * count // 10 + count // 10
     if protocol == "harmofl":
         training, validating = 64 * count // 100, 80 * count // 100
+    # By the site's number, so that a choice of sites does not change their parts.
     order = generator(0, list(_SITES).index(pool.name)).permutation(count)
     parts = np.full(count, TEST, np.int8)
     parts[order[:validating]] = VALIDATION

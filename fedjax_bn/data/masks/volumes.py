@@ -141,9 +141,9 @@ def slices_of(path: Path, slices: Slices) -> np.ndarray:
 
 def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Returns the mask u8[H, W] of a slice whose middle has the mask [h, w]; 0 around it."""
-    whole = np.zeros(shape, mask.dtype)
-    _middle(whole, mask.shape)[:] = mask
-    return whole
+    full = np.zeros(shape, mask.dtype)
+    _middle(full, mask.shape)[:] = mask
+    return full
 
 
 def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
@@ -201,10 +201,12 @@ def _grid_of(volume: Any, slices: Slices) -> _Grid:
     from nibabel import orientations
 
     affine = np.array(volume.affine, np.float64)
+    # The last three bits are the unit of length; the others are those of time.
     affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
     if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
         sides = ", ".join(map(str, affine[:3, :3].tolist()))
         raise ValueError(f"the axes of its affine are {sides}; write their real directions there")
+    # The nearest axes, so that no voxel is resampled.
     turn = orientations.ornt_transform(
         orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
     )
@@ -291,8 +293,8 @@ def _turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 def _middle(plane: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Returns the view [h, w] of a slice's middle."""
-    top, left = ((side - part) // 2 for side, part in zip(plane.shape, shape, strict=True))
-    return plane[top : top + shape[0], left : left + shape[1]]
+    row, column = ((side - part) // 2 for side, part in zip(plane.shape, shape, strict=True))
+    return plane[row : row + shape[0], column : column + shape[1]]
 
 
 def _squared(plane: np.ndarray, slices: Slices, resampling: str) -> np.ndarray:
