@@ -28,8 +28,7 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
     optimizer               sgd with optimizer.momentum=0.937, nesterov, weight_decay=5e-4, whose
                             state clients keep (optimizer.keep)
     schedule                none: the rate is constant
-    augmentation            data.augment=boxes: mirror, scale, shift and colours; no mosaic, which
-                            data.augment=boxes:mosaic=1.0 adds
+    augmentation            data.augment=boxes: mirror, scale, shift and colours; no mosaic
     classes                 the eight that driving datasets share, of ten
     images of a client      data.fraction= all; labels of 2020, or else of 2018
     CityStreet, Residential of any weather (data.domains)

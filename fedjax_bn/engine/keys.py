@@ -47,8 +47,6 @@ STREAMS = {
     "weights of last layers": 2**31 + 8,
     "local optimizer": 2**31 + 9,
     # of an augmented sample or batch
-    "mosaic partners": 2**31 + 5,
-    "mosaic tiles": 2**31 + 6,
     "elastic field": 2**31 + 7,
     # of a round's participation
     "dropout of clients": 2**31,

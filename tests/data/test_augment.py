@@ -13,7 +13,6 @@ from scipy import stats
 from sklearn.datasets import load_sample_images
 
 from fedjax_bn.data.pixels import augment
-from fedjax_bn.engine.images import standardize
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (60, 80, 7, 5, 16)]
@@ -218,13 +217,6 @@ def test_composing_nothing_changes_nothing_so_bytes_survive_the_way_to_floats(dt
             np.testing.assert_array_equal(run(jax.random.key(0), images), images)
 
 
-def test_what_prepares_stored_images_prepares_augmented_ones(batch):
-    prepare = standardize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    images = prepare(RUN["domainbed"](jax.random.key(0), batch), jnp.float32)
-    assert images.shape == (4, 48, 48, 3)
-    assert -2.6 < float(images.min()) < float(images.max()) < 2.6
-
-
 def trace(run, shape, dtype=jnp.uint8):
     jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))
 
@@ -233,7 +225,7 @@ def trace(run, shape, dtype=jnp.uint8):
     ("call", "message"),
     [
         (lambda: augment.domainbed(0), "size=0"),
-        (lambda: trace(augment.office(), (2, 9), jnp.float32), "not images"),
+        (lambda: trace(augment.office(), (2, 9), jnp.float32), "u8"),
         (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "3 channels"),
         (lambda: trace(augment.randaug(), (2, 9, 9, 1)), "3 channels"),
     ],

@@ -1,7 +1,6 @@
 """Decoding and its cache: pixels as Pillow's, faults named together, nothing half-written."""
 
 import errno
-import fcntl
 import os
 import resource
 import shutil
@@ -64,21 +63,21 @@ def test_pixels_are_pillows_in_the_order_of_the_files(tmp_path, cached):
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "words"),
+    ("mode", "name"),
     [
-        ("L", "a.jpg", "grey"),
-        ("CMYK", "a.jpg", "CMYK"),
-        ("RGBA", "a.png", "RGB with transparency"),
-        ("LA", "a.png", "grey with transparency"),
-        ("P", "a.png", "a palette"),
-        ("1", "a.png", "black and white"),
+        ("L", "a.jpg"),
+        ("CMYK", "a.jpg"),
+        ("RGBA", "a.png"),
+        ("LA", "a.png"),
+        ("P", "a.png"),
+        ("1", "a.png"),
     ],
 )
-def test_other_modes_are_converted_and_counted(tmp_path, mode, name, words):
+def test_other_modes_are_converted_and_counted(tmp_path, mode, name):
     files = [write_image(tmp_path / str(k) / name, mode) for k in range(2)]
     files.append(write_image(tmp_path / "plain.png"))
     images, notes = decode(files, 8, root=tmp_path, progress=False)
-    assert notes == (f"images converted to RGB: 2 from {words}",)
+    assert notes == (f"images converted to RGB: 2 from {mode}",)
     np.testing.assert_array_equal(images[1], pillow(files[1], 8))
 
 
@@ -121,7 +120,7 @@ def test_the_cache_is_reused_with_its_notes_also_when_the_files_have_moved(
     seen = count_reads(monkeypatch)
     again, notes_again = load(files, cache=tmp_path / "cache")
     np.testing.assert_array_equal(again, first)
-    assert notes_again == notes == ("images converted to RGB: 1 from grey",)
+    assert notes_again == notes == ("images converted to RGB: 1 from L",)
     shutil.move(tmp_path / "set", tmp_path / "elsewhere" / "set")
     load([tmp_path / "elsewhere" / "set" / file.name for file in files], cache=tmp_path / "cache")
     assert seen == []
@@ -276,16 +275,4 @@ def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):
     assert sum(out.count("decoded") for out, _ in outputs) == len(files)
     expected = f"sum {sum(int(pillow(file, 8).sum()) for file in files)}"
     assert all(expected in line for line in lines)
-    assert len(kept_in(tmp_path / "cache")) == 1
-
-
-@pytest.mark.filterwarnings("ignore:flock not supported")
-def test_a_folder_without_file_locks_serves_too(tmp_path, files, monkeypatch):
-    def flock(handle: int, operation: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    for _ in range(2):
-        images, _ = load(files, cache=tmp_path / "cache")
-        np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
     assert len(kept_in(tmp_path / "cache")) == 1

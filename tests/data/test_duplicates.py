@@ -1,16 +1,12 @@
 """Tested samples that are byte for byte training samples are counted in a note."""
 
 import numpy as np
-import optax
 import pytest
 
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain, Rows, Split
 from fedjax_bn.data.source import Pool, Source
-from fedjax_bn.methods import fedbn
-from fedjax_bn.models import MLP
-from fedjax_bn.simulation import simulate
 
 RNG = np.random.default_rng(0)
 
@@ -67,10 +63,3 @@ def test_clients_that_share_their_test_samples_are_one_place():
     domains = (Domain("d/0", split(a), None, shared), Domain("d/1", split(b), None, shared))
     (note,) = duplicate_notes(Dataset("x", 1, domains, (0.5,), (0.5,)))
     assert note.count(" of the 2 of ") == 1
-
-
-def test_simulate_prints_the_note_with_its_progress(capsys):
-    arrays = samples("bytes", 20), np.arange(20) % 2
-    method = fedbn(MLP(num_classes=2), optax.sgd(0.05))
-    simulate(method, clients={"a": arrays}, unseen={"z": arrays}, rounds=1, batch_size=8)
-    assert "18 of the 20 of z (most in a)" in capsys.readouterr().err

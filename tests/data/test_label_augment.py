@@ -108,66 +108,6 @@ def test_colours_change_as_pythons_hsv():
     np.testing.assert_allclose(changed[0], expected, atol=1e-12)
 
 
-# A mosaic is four images around a point, and every box surrounds the pixels of its object.
-
-SIDE, TILES = 16, 6
-
-
-def mosaics(seed, batch, **how):
-    plain = {"hue": 0.0, "saturation": 0.0, "value": 0.0, "scale": 0.3, "mosaic": 1.0}
-    return jax.jit(of_boxes(SIDE, **plain | how).change)(jax.random.key(seed), batch)
-
-
-def greys_of(valid=None):
-    """Image k is of one grey of its own, with one box of class k."""
-    greys = np.arange(TILES, dtype=np.uint8) * 40 + 10
-    boxes = np.tile(np.float32([0.25, 0.25, 0.75, 0.75]), (TILES, 2, 1))
-    boxes[:, 1] = 0
-    classes = np.stack([np.arange(TILES), np.full(TILES, -1)], 1).astype(np.int32)
-    return {
-        "image": jnp.asarray(np.broadcast_to(greys[:, None, None, None], (TILES, SIDE, SIDE, 3))),
-        "label": {BOXES: jnp.asarray(boxes), CLASS: jnp.asarray(classes)},
-        "valid": jnp.asarray(np.ones(TILES, bool) if valid is None else valid),
-    }
-
-
-def test_four_images_meet_at_a_point_and_cover_everything():
-    changed = mosaics(0, greys_of(), scale=0.0, shift=0.0)
-    for image in np.asarray(changed["image"])[..., 0]:
-        of_image = (image.astype(int) - 10) % 40 == 0  # the others are seams
-        corners = [image[y, x] for y in (0, -1) for x in (0, -1)]
-        assert np.isin(image[of_image], corners).all()
-        assert of_image.mean() > 0.7
-
-
-def test_the_box_of_every_image_lies_on_its_pixels():
-    changed = mosaics(1, greys_of())
-    boxes, classes = (np.asarray(changed["label"][name]) for name in (BOXES, CLASS))
-    assert boxes.shape == (TILES, 8, 4)
-    assert (classes >= 0).sum() > TILES
-    for image, corners, numbers in zip(np.asarray(changed["image"]), boxes, classes, strict=True):
-        for (x1, y1, x2, y2), number in zip(corners * SIDE, numbers, strict=True):
-            if number >= 0:
-                middle = image[int((y1 + y2) / 2), int((x1 + x2) / 2)]
-                assert abs(int(middle[0]) - (number * 40 + 10)) <= 1
-
-
-def test_a_batch_fills_its_mosaics_with_valid_images_only():
-    changed = mosaics(2, greys_of(np.arange(TILES) < 2))
-    classes = np.asarray(changed["label"][CLASS])[:2]
-    assert set(classes[classes >= 0]) <= {0, 1}
-    flat = np.asarray(changed["image"])[:2].reshape(-1)
-    assert np.isin(flat, [10, 50, GREY]).mean() > 0.7  # the others are seams
-
-
-def test_without_mosaic_images_and_boxes_are_those_of_the_plain_augmentation():
-    plain, changed = (mosaics(3, greys_of(), mosaic=chance) for chance in (0.0, 1e-9))
-    np.testing.assert_allclose(changed["image"].astype(int), plain["image"].astype(int), atol=1)
-    for name in (BOXES, CLASS):
-        assert np.array_equal(changed["label"][name][:, :2], plain["label"][name])
-    assert (changed["label"][CLASS][:, 2:] == -1).all()
-
-
 # Masks
 
 STILL = dict.fromkeys(

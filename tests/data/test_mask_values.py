@@ -75,7 +75,7 @@ PAGES = [Image.fromarray(VALUES)] * 3
     [
         (content(PAGES[0], "TIFF", save_all=True, append_images=PAGES[1:]), "3 frames"),
         (content(np.dstack([VALUES, VALUES, VALUES[::-1]]), "PNG"), "RGB"),
-        (content(np.full((2, 2), 300, np.uint16), "PNG"), "300"),
+        (content(np.full((2, 2), 300, np.uint16), "PNG"), "255"),
         (content(np.zeros((2, 2), np.float32), "TIFF"), "F of Pillow"),
     ],
 )

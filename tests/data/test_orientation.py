@@ -119,71 +119,51 @@ def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored
         assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
 
 
-def yolo(root: Path, tag: int) -> None:
+def yolo(root: Path, size, box) -> None:
+    (x, y, w, h), (wide, high) = box, size
     (root / "labels").mkdir(parents=True)
-    (root / "labels/a.txt").write_text("0 0.125 0.25 0.25 0.5")
+    row = f"0 {(x + w / 2) / wide} {(y + h / 2) / high} {w / wide} {h / high}"
+    (root / "labels/a.txt").write_text(row)
 
 
-def coco(root: Path, tag: int, size=(WIDTH, HEIGHT), box=(0, 0, 10, 40)) -> None:
+def coco(root: Path, size, box) -> None:
     (root / "annotations").mkdir(parents=True)
     images = [{"id": 1, "file_name": "a.jpg", "width": size[0], "height": size[1]}]
-    boxes = [{"image_id": 1, "category_id": 1, "bbox": list(box)}]
+    boxes = [{"image_id": 1, "category_id": 1, "bbox": list(map(int, box))}]
     content = {"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": boxes}
     (root / "annotations/instances_train.json").write_text(json.dumps(content))
 
 
-def coco_of_stored_size(root: Path, tag: int) -> None:
-    """Labels drawn by a program that does not turn images."""
-    rows, columns = np.nonzero(STORE[tag](upright())[..., 0])
-    x, y = columns.min(), rows.min()
-    box = (x, y, columns.max() + 1 - x, rows.max() + 1 - y)
-    size = (WIDTH, HEIGHT) if tag < 5 else (HEIGHT, WIDTH)
-    if tag in (2, 3, 4):  # whose size says nothing: boxes are those of viewers
-        size, box = (WIDTH, HEIGHT), (0, 0, 10, 40)
-    coco(root, tag, size, tuple(map(int, box)))
+SHOWN = (WIDTH, HEIGHT), (0, 0, 10, 40)  # size and box as viewers show them
 
 
-def grey_in_box(pool, side: int) -> float:
-    x1, y1, x2, y2 = np.round(pool.labels[BOXES][0, 0] * side).astype(int)
-    assert (x2 - x1) * (y2 - y1) == 400 * side**2 // HEIGHT**2
-    return pool.images[0][y1:y2, x1:x2].mean()
+def stored_frame(tag: int):
+    """Size and box as a program sees them that does not turn images."""
+    pixels = STORE[tag](upright())[..., 0]
+    rows, columns = np.nonzero(pixels)
+    box = columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1
+    return pixels.shape[::-1], box
 
 
-@pytest.mark.parametrize("labels", [yolo, coco, coco_of_stored_size])
+@pytest.mark.parametrize("orientation", ["upright", "stored"])
+@pytest.mark.parametrize(("write", "frame"), [(yolo, "used"), (coco, "used"), (coco, "other")])
 @pytest.mark.parametrize("tag", TAGS)
-def test_a_box_covers_what_viewers_show_in_it(tmp_path, labels, tag):
+def test_a_box_covers_its_pixels_whichever_frame_its_labels_state(
+    tmp_path, write, frame, orientation, tag
+):
     store(tmp_path / "images/a.jpg", tag, upright())
-    labels(tmp_path, tag)
-    source = load_boxes(tmp_path, image_size=80, progress=False, cache=tmp_path / "cache")
-    assert grey_in_box(source.pools[0], 80) > 250
-    turned = any("whose boxes are turned" in note for note in source.notes)
-    assert turned == (labels is coco_of_stored_size and tag > 4)
-    assert not any("another size" in note for note in source.notes)
-    assert any("turned upright by their EXIF" in note for note in source.notes) == (tag > 1)
-
-
-@pytest.mark.parametrize("tag", TAGS)
-def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
-    store(tmp_path / "shares/images/a.jpg", tag, upright())
-    rows, columns = np.nonzero(STORE[tag](upright())[..., 0])
-    high, wide = STORE[tag](upright()).shape[:2]
-    x, y, w, h = columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1
-    (tmp_path / "shares/labels").mkdir()
-    row = f"0 {(x + w / 2) / wide} {(y + h / 2) / high} {w / wide} {h / high}"
-    (tmp_path / "shares/labels/a.txt").write_text(row)
-    store(tmp_path / "pixels/images/a.jpg", tag, upright())
-    coco(
-        tmp_path / "pixels",
-        tag,
-        *(
-            ((wide, high), tuple(map(int, (x, y, w, h))))
-            if tag < 5
-            else ((WIDTH, HEIGHT), (0, 0, 10, 40))
-        ),
-    )
-    for form in ("shares", "pixels"):
-        how = {"image_size": 80, "progress": False, "orientation": "stored"}
-        assert grey_in_box(load_boxes(tmp_path / form, **how).pools[0], 80) > 250
+    # Where the tag does not exchange the sides, the size says nothing of the frame.
+    is_stored = (orientation == "stored") != (frame == "other" and tag > 4)
+    write(tmp_path, *(stored_frame(tag) if is_stored else SHOWN))
+    how = {"image_size": 80, "progress": False, "orientation": orientation}
+    source = load_boxes(tmp_path, **how)
+    x1, y1, x2, y2 = np.round(source.pools[0].labels[BOXES][0, 0] * 80).astype(int)
+    assert (x2 - x1) * (y2 - y1) == 400
+    assert source.pools[0].images[0][y1:y2, x1:x2].mean() > 250
+    notes = " ".join(source.notes)
+    assert ("whose boxes are turned" in notes) == (frame == "other" and tag > 4)
+    assert "another size" not in notes
+    assert ("EXIF orientation" in notes) == (tag > 1)
 
 
 def test_of_a_gif_the_first_frame_counts():

@@ -97,18 +97,6 @@ def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
     assert (counts.max(0) - counts.min(0) <= 1).all()
 
 
-def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
-    split = numbered(np.arange(100) % 10)
-    draw = [numbers(stratified_sample(split, 30, generator(seed))) for seed in (3, 3, 4)]
-    assert draw[0] == draw[1] != draw[2]
-    assert stratified_sample(split, 100, generator(0)) is split
-
-
-def test_samples_drawn_from_a_seed_are_these_on_any_machine():
-    drawn = stratified_sample(numbered(np.arange(20) % 4), 6, generator(0))
-    assert drawn.images[:, 0].astype(int).tolist() == [15, 2, 17, 16, 5, 8]
-
-
 def test_clients_dealt_from_a_seed_are_these_on_any_machine():
     clients = dealt(numbered(np.arange(12) % 3), 3, 5)
     assert [client.images[:, 0].astype(int).tolist() for client in clients] == [
@@ -183,19 +171,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
     return dataset._replace(
         domains=(dataset.domains[0]._replace(train=train), *dataset.domains[1:])
     )
-
-
-@pytest.mark.parametrize(
-    ("call", "culprit"),
-    [
-        (lambda d: share_out_domains(d, clients_per_domain=0), "clients_per_domain"),
-        (lambda d: share_out_domains(d, clients_per_domain=11), "toy, 'a'"),
-        (lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)), "15, 6"),
-    ],
-)
-def test_partition_errors_name_the_culprit(call, culprit):
-    with pytest.raises(ValueError, match=culprit):
-        call(toy())
 
 
 def _labels(dataset, value):

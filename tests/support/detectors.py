@@ -78,7 +78,7 @@ def bce(logit, target):
     return np.log1p(np.exp(-abs(logit))) + max(logit, 0) - logit * target
 
 
-def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, smoothing=0.0, scaled=True):
+def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, scaled=True):
     """The loss of section-by-section formulas, one box at a time, in NumPy's float64.
 
     `held` are the outputs of which what has no gradient is taken.
@@ -98,7 +98,7 @@ def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, smoothing=0.0, sca
                     ones.append(1 - loop_ciou(guess[0], box, slack)[0])
                     target[i, row, column, a] = max(target[i, row, column, a], fixed)
                     for c in range(classes):
-                        hot = (c == number) * (1 - smoothing) + smoothing / 2
+                        hot = float(c == number)
                         hots.append(bce(out[i, row, column, a, 5 + c], hot))
         box_sum += np.mean(ones) if ones else 0
         class_sum += np.mean(hots) if hots and classes > 1 else 0

@@ -32,8 +32,6 @@ def share_size(count: int, share: float) -> int:
 
 def fraction_size(count: int, fraction: float) -> int:
     """Returns floor(fraction * count), at least 1: FedBN's 10 % of 7438 samples are 743."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"data.fraction is {fraction}; it must be above 0 and at most 1")
     return max(1, share_size(count, fraction))
 
 
@@ -46,6 +44,7 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     """
     counts = np.asarray(counts, np.int64)
     count = max(int(counts.sum()), 1)
+    # In integers, because floats may round differently on another machine.
     shares = counts * total // count
     remainder = int(total - shares.sum())
     # Stable, so that of equal remainders the same one is taken on every machine.
@@ -126,6 +125,7 @@ def samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
 
     `chosen` i64[g] are group numbers; `group` i64[N] is the group of each sample.
     """
+    # Without a loop over groups, of which there may be as many as samples.
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))
     sizes = np.bincount(group)[chosen]

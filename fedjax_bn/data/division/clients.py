@@ -32,8 +32,6 @@ from fedjax_bn.data.label_trees import strata
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
-_SPLITS = ("official", "holdout", "stratified")
-
 
 def make_clients(
     data: Source | Dataset,
@@ -42,7 +40,6 @@ def make_clients(
     split: str = "",
     validation: float = 0.1,
     test: float = 0.0,
-    truncate: bool = False,
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -64,11 +61,9 @@ def make_clients(
       test: share of samples that test, below 1 with `validation`; N - floor((1 - share) * N)
         samples, as in FedBN's 80 to 20. If none is kept for testing, internal clients are tested on
         their validation samples.
-      truncate: cut training and validation splits to the smallest domain's size before dividing
-        them.
       seed: at least 0; the same seed gives the same clients on any machine.
-      **shares: arguments of `partition.share_out_domains`: fraction, partition, num_clients,
-        clients_per_domain and sizes.
+      **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
+        num_clients, clients_per_domain and sizes.
 
     Returns:
       Dataset of K clients, and the unseen domains in the source's order.
@@ -76,26 +71,27 @@ def make_clients(
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
-    if split not in ("", *_SPLITS) or min(validation, test) < 0 or validation + test >= 1:
-        raise ValueError(
-            f"data.split={split}, data.validation={validation}, data.test={test}: a split is one "
-            f"of {', '.join(_SPLITS)}, and shares are at least 0 and together below 1"
-        )
     data = data if isinstance(data, Dataset) else check_source(data)
     target_names = _named(data, target)
-    if len(target_names) == len(_owners(data)):
+    training = [domain for domain in _owners(data) if domain.name not in target_names]
+    has_lists = isinstance(data, Dataset) or all(pool.parts is not None for pool in training)
+    drawn = () if isinstance(data, Dataset) else ("holdout", "stratified")
+    splits = ("", *("official",) * has_lists, *drawn)
+    if split not in splits or min(validation, test) < 0 or validation + test >= 1 or not training:
         raise ValueError(
-            f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
-            f"domain of {data.name}; none would train"
+            f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
+            f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
+            "must leave domains that train"
         )
     unseen = _unseen(data, target_names, seed)
     if isinstance(data, Dataset):
-        internal = _own_splits(data, target_names, split, validation, seed)
+        internal = _own_splits(data, target_names, validation if split else 0.0, seed)
     else:
+        split = split or ("official" if has_lists else "stratified")
         domains = _divide_domains(data, target_names, split, validation, test, seed)
         internal = _dataset_of(data, domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
-    return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
+    return share_out_domains(internal, seed=seed, **shares), unseen
 
 
 def unseen_only(
@@ -136,21 +132,15 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
 
 
 def _own_splits(
-    data: Dataset, target_names: Sequence[str], split: str, validation: float, seed: int
+    data: Dataset, target_names: Sequence[str], validation: float, seed: int
 ) -> Dataset:
     """Returns the training domains of a dataset that has its own splits."""
-    if split not in ("", "official"):
-        raise ValueError(
-            f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
-            "leave it empty, or set 'official', which holds data.validation of the training "
-            "samples out where there are no validation samples"
-        )
     internal = []
     for position, domain in enumerate(data.domains):
         train = domain.train
         if domain.name in target_names:
             continue
-        if split and validation and train is not None and domain.validation is None:
+        if validation and train is not None and domain.validation is None:
             group = number_groups(train.names, len(train.images))
             sizes = _part_sizes(int(group.max()) + 1, validation, 0.0)[:2]
             rng = generator(seed, 0, position, DIVIDING)
@@ -165,13 +155,6 @@ def _divide_domains(
     data: Source, target_names: Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> tuple[Domain, ...]:
     """Returns the training domains with their splits, samples in random order."""
-    without = [p.name for p in data.pools if p.parts is None and p.name not in target_names]
-    if split == "official" and without:
-        raise ValueError(
-            f"data.split is 'official', but {data.name} has no official lists for "
-            f"{', '.join(without[:10])}; choose 'holdout' or 'stratified'"
-        )
-    split = split or ("stratified" if without else "official")
     all_parts = _choose_parts(data, split, validation, test, seed)
     internal = []
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):

@@ -5,8 +5,8 @@ for federated visual classification", 2019; used by FedIG, appendix A.6.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -60,31 +60,16 @@ def _read_partition(choice: str) -> tuple[str, float, int]:
     return make(**options)
 
 
-def _read_sizes(sizes: str | Sequence[int]) -> list[int]:
-    """Returns the numbers of `data.sizes`, such as `743,7943`; [] if it is empty."""
-    if not len(sizes):
-        return []
-    numbers = sizes.split(",") if isinstance(sizes, str) else list(map(str, sizes))
-    if not all(number.strip().isdecimal() and 0 < int(number) < 2**31 for number in numbers):
-        raise ValueError(f"data.sizes={brief(sizes)} must be whole numbers above 0")
-    return list(map(int, numbers))
+def _is_partition(choice: str) -> bool:
+    try:
+        return bool(_read_partition(choice))
+    except ValueError:
+        return False
 
 
-def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
-    def holds(value: str) -> bool:
-        try:
-            read(value)
-        except ValueError:
-            return False
-        return True
-
-    return holds
-
-
-PARTITION = Range(
-    "iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _reads(_read_partition)
-)
-SIZES = Range("whole numbers above 0", _reads(_read_sizes))
+PARTITION = Range("iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _is_partition)
+_SIZES = re.compile(r"|[1-9]\d{0,8}(,[1-9]\d{0,8})*")
+SIZES = Range("whole numbers above 0", lambda sizes: bool(_SIZES.fullmatch(sizes)))
 
 
 def share_out_domains(
@@ -141,17 +126,15 @@ def share_out_domains(
         dataset = _truncated(dataset, seed)
     kind, *_ = _read_partition(partition)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
-    numbers = _read_sizes(sizes)
+    sizes = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
+    numbers = [int(size) for size in sizes.split(",")] if sizes and SIZES.holds(sizes) else []
     all_sizes = numbers * sum(counts) if len(numbers) == 1 else numbers
-    if kind == "pooled" or len(all_sizes) not in (0, sum(counts)) or (numbers and kind != "iid"):
+    unsuited = kind == "pooled" or (kind == "dirichlet" and max(counts) == 1)
+    if unsuited or (sizes and (kind != "iid" or len(all_sizes) != sum(counts))):
         raise ValueError(
-            f"data.partition={partition} and data.sizes={sizes} do not go together with "
-            f"{sum(counts)} clients: sizes need iid and one number for all or for each client"
-        )
-    if kind == "dirichlet" and max(counts) == 1:
-        raise ValueError(
-            "data.partition 'dirichlet' shares out each domain among several clients; set "
-            "data.num_clients or data.clients_per_domain"
+            f"data.partition={partition} and data.sizes={sizes} do not suit {sum(counts)} clients: "
+            "sizes go with iid, and are one number above 0 for all or for each client; dirichlet "
+            "needs several in a domain, by data.num_clients"
         )
     clients: list[Domain] = []
     for position, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
@@ -223,6 +206,13 @@ def _split_clients(
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
+    # Images with boxes or masks are exempt: they have many classes, some of them rare.
+    deals_classes = kind == "iid" and not isinstance(split.labels, dict)
+    if not sizes and (counts.min() if deals_classes else counts.sum()) < n:
+        raise ValueError(
+            f"{counts.sum()} training samples (or groups with one name), {counts.min()} of class "
+            f"{values[counts.argmin()]}, are too few for {n} clients"
+        )
     if sizes:
         parts = stratified_split(labels, sizes, rng)
     elif kind == "dirichlet":
@@ -231,13 +221,6 @@ def _split_clients(
         dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
         parts = [np.concatenate(classes) for classes in zip(*dealt, strict=True)]
     else:
-        rarest = int(np.argmin(counts))
-        # Images with boxes or masks are exempt: they have many classes, some of them rare.
-        if not isinstance(split.labels, dict) and counts[rarest] < n:
-            raise ValueError(
-                f"cannot share out {counts[rarest]} training samples (or groups with one name) of "
-                f"class {values[rarest]} among {n} clients"
-            )
         # Dealt class after class, so that clients differ by at most one in each class.
         cards = np.concatenate(shuffled_classes(labels, rng))
         parts = [cards[client::n] for client in range(n)]
@@ -248,8 +231,6 @@ def _dirichlet_counts(
     counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int
 ) -> np.ndarray:
     """Returns i64[C, n]: how many of each class's samples i64[C] each of n clients gets."""
-    if counts.sum() < n:
-        raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each")
     draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
     # In whole numbers of 2**-32, because the last bits of a draw may differ between machines, whose
     # libraries differ in log and exp. Then at most about one count in 10**10 differs.

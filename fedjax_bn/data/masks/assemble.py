@@ -14,12 +14,13 @@ The values of all masks together are 0 and 255 for the background and one region
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import MASK, VOLUME
+from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import conversion_notes, cut, hash_of_files, number_of_tiles
@@ -38,7 +39,6 @@ from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"
 _FORM = 4  # raise it when the same files would give other masks
-_REMEDY = "save it as a PNG with a number for each class"
 
 
 class Pair(NamedTuple):
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
     part: int | None = None
 
 
-class Squares(NamedTuple):
+class ImageSquares(NamedTuple):
     """The conversion of images and masks into squares of one size.
 
     Attributes:
@@ -78,43 +78,35 @@ class Conversion(NamedTuple):
     """The conversion of pairs of one kind of file.
 
     Attributes:
+      squares: has `image_size`, `cache` and `progress`, see `ImageSquares`.
       form: differs from other conversions', for the name in the cache.
       look: `look(pair) -> (count, values)`: of its squares, and bool[256] of its mask.
       convert: `convert(pair, table) -> (squares, result)`: squares u8[count, S, S, 4], three
         channels and the classes; `table` u8[256] has the class of a value.
       describe: `describe(results) -> notes` on the results of all pairs, in their order.
+      numbered: whether squares have the number of their pair as `volume`, to be scored together.
+      spacing: `spacing(pair)`, in millimetres as in `label_trees`; None if it is unknown.
+      mean, std: as in `Source`; by default images reach a model as u8/255.
       threads: at most; None for the machine's.
     """
 
+    squares: Any
     form: str
     look: Callable[[Pair], tuple[int, np.ndarray]]
     convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
     describe: Callable[[Sequence[Any]], tuple[str, ...]]
+    numbered: bool = True
+    spacing: Callable[[Pair], tuple[float, float, float]] | None = None
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
     threads: int | None = None
 
 
-def image_source(
-    name: str,
-    root: Path,
-    domains: Mapping[str, Sequence[Pair]],
-    squares: Squares,
-    classes: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Source:
-    """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
+def convert_images(squares: ImageSquares) -> Conversion:
+    """Returns the conversion of image files.
 
-    With tiles, N counts tiles; those of an image follow each other, and share their name and their
-    `volume`. A pixel that an earlier tile shows, and the padding of a small image, are without a
-    label.
-
-    Args:
-      name, root, domains, classes, notes: as in `paired_source`.
-      squares: how images become squares.
-
-    Raises:
-      ValueError: a file cannot be read, or a mask has another size than its image, colours or
-        unknown values.
-      OSError: the cache cannot be written.
+    Tiles of an image follow each other, and share their name and their `volume`. A pixel that an
+    earlier tile shows, and the padding of a small image, are without a label.
     """
     size, is_cut = squares.image_size, squares.large == TILES
     limits = squares.max_megapixels, squares.orientation
@@ -148,14 +140,10 @@ def image_source(
             masks = table[np.asarray(mask.resize((size, size), Resampling.NEAREST))][None]
         return np.concatenate([images, masks[..., None]], -1), (mode, tag)
 
-    conversion = Conversion(
-        f"{squares.large}-{squares.orientation}-{size}",
-        look,
-        convert,
-        lambda converted: conversion_notes(converted, squares.orientation),
-    )
-    source = paired_source(name, root, domains, conversion, squares, classes, notes, is_cut)
-    return source._replace(mean=IMAGENET[0], std=IMAGENET[1])
+    form = f"{squares.large}-{squares.orientation}-{size}"
+    describe = partial(conversion_notes, orientation=squares.orientation)
+    mean, std = IMAGENET
+    return Conversion(squares, form, look, convert, describe, is_cut, mean=mean, std=std)
 
 
 def paired_source(
@@ -163,25 +151,28 @@ def paired_source(
     root: Path,
     domains: Mapping[str, Sequence[Pair]],
     conversion: Conversion,
-    squares: Any,
     classes: Sequence[str] = (),
     notes: Sequence[str] = (),
-    numbered: bool = True,
 ) -> Source:
-    """Returns the squares and masks of all domains, which reach a model as u8/255.
+    """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
 
     Args:
       name: of the dataset.
       root: folder of the files, to which their names are relative.
       domains: name -> its pairs, at least one each.
       conversion: how pairs become squares.
-      squares: has `image_size`, `cache` and `progress`.
       classes: see `classes_of`.
       notes: further notes for the user.
-      numbered: whether squares have the number of their pair as `volume`, to be scored together.
+
+    Raises:
+      ValueError: a file cannot be read, or an image and its mask do not suit each other, or a mask
+        has unknown values.
+      ImportError: the package that reads a file is not installed.
+      OSError: a file is missing, or the cache cannot be written.
     """
     pairs = [pair for members in domains.values() for pair in members]
     owners = [domain for domain, members in domains.items() for _ in members]
+    squares = conversion.squares
     size, cache, progress = squares.image_size, squares.cache, squares.progress
 
     def look(pair: Pair) -> list[int]:
@@ -191,6 +182,7 @@ def paired_source(
 
     digest = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
     place = f"{root.resolve().name}-{conversion.form}-{digest}"
+    # Counts and values of all files come first, because faults show here, before hours of decoding.
     rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 9, progress)
     present = np.unpackbits(np.ascontiguousarray(rows[:, 1:]).view(np.uint8), axis=1).astype(bool)
     class_names, table, class_notes = classes_of(
@@ -210,23 +202,29 @@ def paired_source(
         return conversion.describe(list(results))
 
     shape = (int(ends[-1]), size, size, 4)
+    # Pixels and classes are one array, so that a cache never has images without their masks.
     stored, converted = cached_array(cache, f"masks-{table.tobytes().hex()}-{place}", shape, make)
     names = np.repeat([pair.name for pair in pairs], counts)
-    volumes = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    labels = {MASK: stored[..., 3]}
+    if conversion.numbered:
+        labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    if conversion.spacing:
+        spacing = np.array([conversion.spacing(pair) for pair in pairs], np.float32)
+        labels[SPACING] = np.repeat(spacing, counts, 0)
     pools = []
     for domain, members in domains.items():
         # Pairs of a domain follow each other, so that a slice needs no copy of the pixels.
         start = owners.index(domain)
         rows = slice(int(ends[start]), int(ends[start + len(members)]))
-        labels = {MASK: stored[rows, ..., 3]} | ({VOLUME: volumes[rows]} if numbered else {})
-        parts = [pairs[number].part for number in volumes[rows]]
-        official = None if None in parts else np.array(parts, np.int8)
-        pools.append(Pool(domain, stored[rows, ..., :3], labels, names[rows], official))
+        parts, tiles = [pair.part for pair in members], counts[start : start + len(members)]
+        official = None if None in parts else np.repeat(np.array(parts, np.int8), tiles)
+        domain_labels = {leaf: array[rows] for leaf, array in labels.items()}
+        pools.append(Pool(domain, stored[rows, ..., :3], domain_labels, names[rows], official))
     sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
     about = f"{len(pairs)} images with masks ({sizes}) as {len(stored)} squares of {size} pixels"
     notes = (*notes, about, *class_notes, *converted)
-    mean, std, key = (0.0,) * 3, (1.0,) * 3, f"{conversion.form} {digest}"
-    return check_source(Source(name, class_names, tuple(pools), mean, std, notes, key=key))
+    constants, key = (conversion.mean, conversion.std), f"{conversion.form} {digest}"
+    return check_source(Source(name, class_names, tuple(pools), *constants, notes, key=key))
 
 
 def open_mask(
@@ -243,14 +241,17 @@ def open_mask(
     image = open_raster(content, max_megapixels)
     turn, _ = turn_of(image, orientation)
     frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
-    if frames > 1 or levels.min() < 0 or levels.max() > 255:
-        raise ValueError(f"it has {frames} frames, with numbers up to {levels.max()}: {_REMEDY}")
+    if levels is None or frames > 1 or levels.min() < 0 or levels.max() > 255:
+        raise ValueError(
+            f"its pixels, {image.mode} of Pillow in {frames} frames, are not greys or numbers from "
+            "0 to 255: save it as a PNG with a number for each class"
+        )
     mask = Image.fromarray(levels.astype(np.uint8))
     return mask if turn is None else mask.transpose(turn)
 
 
-def _levels_of(image: Any) -> np.ndarray:
-    """Returns the numbers [H, W] of a Pillow image."""
+def _levels_of(image: Any) -> np.ndarray | None:
+    """Returns the numbers [H, W] of a Pillow image; None if it has colours or floats."""
     if image.format == "JPEG":
         return np.where(np.asarray(image.convert("L")) >= 128, 255, 0)
     if image.mode in ("1", "L", "LA"):
@@ -269,7 +270,7 @@ def _levels_of(image: Any) -> np.ndarray:
         numbers = np.asarray(image).astype(np.int64)
         # Multiples of 257 are bytes stretched to 16 bits.
         return numbers if (numbers % 257).any() else numbers // 257
-    raise ValueError(f"its pixels, {image.mode} of Pillow, are not numbers or greys: {_REMEDY}")
+    return None
 
 
 def classes_of(
@@ -295,7 +296,7 @@ def classes_of(
     names, values = _read_classes(classes)
     shown = np.flatnonzero(present.any(0)).tolist()
     if values is None:
-        values = _usual_values(present, np.array(domains), files, len(names))
+        values = _usual_values(present, np.array(domains), len(names))
     unknown = [value for value in shown if value not in values]
     if len(shown) < 2 or unknown:
         # The rarest value is most likely the slip of one file.
@@ -337,9 +338,7 @@ def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, in
     return names, values if has_values else None
 
 
-def _usual_values(
-    present: np.ndarray, owners: np.ndarray, files: Sequence[Path], count: int
-) -> dict[int, int]:
+def _usual_values(present: np.ndarray, owners: np.ndarray, count: int) -> dict[int, int]:
     """Returns value -> class for masks of 0 and 255, or of 0 to C - 1.
 
     `count` is the number of names in `data.classes`; 0 if it is empty.
@@ -347,17 +346,11 @@ def _usual_values(
     largest = int(np.flatnonzero(present[:, :UNLABELLED].any(0)).max(initial=0))
     if count in (0, 2) and largest == 0:
         return {0: 0, UNLABELLED: 1}
-    values = {number: number for number in range(count or largest + 1)} | {UNLABELLED: UNLABELLED}
+    values = {number: number for number in range(count or largest + 1)}
     # Where 255 is never beside a region, it may be the region, which would be lost as unlabelled.
     beside = owners[present[:, UNLABELLED] & present[:, 1:UNLABELLED].any(1)]
-    doubtful = present[:, UNLABELLED] & ~np.isin(owners, beside)
-    if doubtful.any() and largest in values:
-        raise ValueError(
-            f"{files[int(doubtful.argmax())]} has 255, which no mask of its domain has beside a "
-            "class: it may be a region or pixels without a label, so state the values of all masks,"
-            " such as data.classes=background=0,vessel=1+255"
-        )
-    return values
+    is_doubtful = (present[:, UNLABELLED] & ~np.isin(owners, beside)).any()
+    return values if is_doubtful else values | {UNLABELLED: UNLABELLED}
 
 
 def _absent_classes(

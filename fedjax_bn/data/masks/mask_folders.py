@@ -22,8 +22,8 @@ from typing import Any
 
 from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.division.by_class import groups_of
-from fedjax_bn.data.masks.assemble import Pair, Squares, image_source
-from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume, volume_source
+from fedjax_bn.data.masks.assemble import ImageSquares, Pair, convert_images, paired_source
+from fedjax_bn.data.masks.volumes import AXIAL, Slices, convert_volumes, is_volume
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
@@ -67,7 +67,7 @@ def load_mask_folders(
       groups: a regular expression, see `by_class.groups_of`.
       plane, window: of scans, see `volumes.Slices`.
       **options: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
-        `assemble.Squares`.
+        `assemble.ImageSquares`.
 
     Returns:
       Source "masks".
@@ -79,13 +79,12 @@ def load_mask_folders(
       OSError: the cache cannot be written.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
-    root, slips, squares = Path(path or "PATH"), Slips(), Squares(image_size, **options)
-    pairs_by_domain, notes, has_scans = {}, [], {}
+    root, slips, squares = Path(path or "PATH"), Slips(), ImageSquares(image_size, **options)
+    pairs_by_domain, notes, scans = {}, [], []
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
         images = [file for file in files if is_image(file.name)]
         scans = [file for file in files if is_volume(file.name)]
-        has_scans[bool(scans)] = name
         matched = _find_pairs(scans or images, folder, pairs)
         names, note = groups_of(name, folder, [image for image, _ in matched], groups)
         notes.append(note)
@@ -101,16 +100,12 @@ def load_mask_folders(
             Pair(*pair, name, part) for pair, name, part in zip(matched, names, parts, strict=True)
         ]
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
-    if len(has_scans) == 2:
-        raise ValueError(
-            f"{root}: {has_scans[True]!r} has NIfTI volumes and {has_scans[False]!r} images: "
-            "choose domains of one kind by data.domains"
-        )
-    if False in has_scans:
-        return image_source("masks", root, pairs_by_domain, squares, classes, notes)
-    cut = {"plane": plane, "window": tuple(map(float, window))}
-    slices = Slices(image_size, cache=squares.cache, progress=squares.progress, **cut)
-    return volume_source("masks", root, pairs_by_domain, slices, classes, notes)
+    conversion = convert_images(squares)
+    if scans:
+        storage = {"cache": squares.cache, "progress": squares.progress}
+        greys = tuple(map(float, window))
+        conversion = convert_volumes(Slices(image_size, plane=plane, window=greys, **storage))
+    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes)
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
@@ -156,24 +151,20 @@ def pair_files(
     """Returns the pairs of files in a folder that have one key; those with the key "" are left out.
 
     Raises:
-      ValueError: there are no pairs, a file has no partner, or two have one key.
+      ValueError: there are no pairs, or a key does not have one image and one mask.
     """
-    by_key: list[dict[str, Path]] = [{}, {}]
-    for keys, files in zip((images, masks), by_key, strict=True):
+    by_key: dict[str, tuple[list[Path], list[Path]]] = {}
+    for position, keys in enumerate((images, masks)):
         for file, key in keys.items():
-            if key and files.setdefault(key, file) is not file:
-                raise ValueError(
-                    f"{files[key]} and {file} have one name, but an image needs one mask: remove "
-                    "one of them, or choose by data.pairs"
-                )
-    image_of, mask_of = by_key
-    alone = sorted(str((image_of | mask_of)[key]) for key in image_of.keys() ^ mask_of.keys())
-    if alone or not image_of:
+            if key:
+                by_key.setdefault(key, ([], []))[position].append(file)
+    unpaired = [[*i, *m] for i, m in by_key.values() if (len(i), len(m)) != (1, 1)]
+    if unpaired or not by_key:
+        culprits = first_few([str(file) for files in unpaired for file in files], 4)
         raise ValueError(
-            f"{folder} has {len(alone)} images without a mask or masks without an image, "
-            f"{first_few(alone, 3) or 'and no others'}: {remedy}"
+            f"{folder} needs one mask for each image, but has {culprits or 'no images'}: {remedy}"
         )
-    return [(image, mask_of[key]) for key, image in image_of.items()]
+    return [(image, mask) for (image,), (mask,) in by_key.values()]
 
 
 def stem_of(file: Path) -> str:

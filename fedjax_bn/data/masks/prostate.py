@@ -29,10 +29,9 @@ from types import MappingProxyType
 import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, VOLUME
-from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.assemble import Pair, paired_source
 from fedjax_bn.data.masks.mask_folders import pair_files, stem_of
-from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume, volume_source
-from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, convert_volumes, is_volume
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
@@ -80,15 +79,13 @@ def load_prostate(
       With a protocol, its parts are the official ones.
 
     Raises:
-      FileNotFoundError: a folder is missing.
+      FileNotFoundError: a folder is missing, or a site is unknown.
       ImportError: nibabel is not installed.
-      ValueError: a site is unknown, a volume or a mask is missing, or a file is not right, see
-        `volumes.volume_source`.
+      ValueError: a volume or a mask is missing, or a file is not right, see
+        `assemble.paired_source`.
       OSError: the cache cannot be written.
     """
-    if unknown := [name for name in domains if name not in _SITES]:
-        raise ValueError(f"data.domains names {first_few(unknown)}, but {_WHERE}")
-    sites = {name: _SITES[name] for name in domains or _SITES}
+    sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
     about = ("prostate", "prostate MRI", "T2 slices of six sites")
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
@@ -105,7 +102,7 @@ def load_prostate(
         scans[site] = [Pair(*pair, name) for pair, name in zip(pairs, names, strict=True)]
     slices = prostate_slices(protocol, image_size, plane, window)
     slices = slices._replace(cache=cache, progress=progress)
-    source = volume_source("prostate", root, scans, slices, _CLASSES)
+    source = paired_source("prostate", root, scans, convert_volumes(slices), _CLASSES)
     if not protocol:
         return source
     pools = tuple(_divided(pool, protocol) for pool in source.pools)
@@ -138,6 +135,7 @@ def _divided(pool: Pool, protocol: str) -> Pool:
     training, validating = 7 * count // 10, 7 * count // 10 + count // 10
     if protocol == "harmofl":
         training, validating = 64 * count // 100, 80 * count // 100
+    # By the site's number, so that a choice of sites does not change their parts.
     order = generator(0, list(_SITES).index(pool.name)).permutation(count)
     parts = np.full(count, TEST, np.int8)
     parts[order[:validating]] = VALIDATION

@@ -13,17 +13,15 @@ without masks, and `save_mask` scans of predicted masks.
 """
 
 import gzip
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import SPACING, VOLUME
-from fedjax_bn.data.masks.assemble import Conversion, Pair, paired_source
+from fedjax_bn.data.masks.assemble import Conversion, Pair
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.source import Source
 
 NEIGHBOURS, REPEATED = "neighbours", "repeated"
 # Where columns, rows and slices run: to the right, the anterior or the superior.
@@ -77,62 +75,48 @@ def is_volume(name: str) -> bool:
     return name.lower().endswith((".nii", ".nii.gz")) and not name.startswith(".")
 
 
-def volume_source(
-    name: str,
-    root: Path,
-    domains: Mapping[str, Sequence[Pair]],
-    slices: Slices,
-    classes: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Source:
-    """Returns the slices u8[N, size, size, 3] of all domains.
+def convert_volumes(slices: Slices) -> Conversion:
+    """Returns the conversion of volumes in NIfTI, each into all its slices.
 
-    Labels are masks u8[N, size, size], `volume` i32[N], and `spacing` f32[N, 3] in millimetres by
-    the header's affine and unit, of the slices as they are stored. Images reach a model as u8/255.
-
-    Args:
-      name, root, domains, classes, notes: as in `assemble.paired_source`.
-      slices: how volumes become slices.
-
-    Raises:
-      ImportError: nibabel is not installed.
-      ValueError: a file cannot be read, a volume does not have three axes, or a mask has another
-        shape than its image or unknown values.
-      OSError: a file is missing, or the cache cannot be written.
+    Their spacing is that of the slices as they are stored, by the header's affine and unit.
     """
 
     def look(pair: Pair) -> tuple[int, np.ndarray]:
+        grid, _, _ = _headers_of(pair, slices)
         with corruption_named(pair.mask):
-            values = np.bincount(_mask_of(pair.mask).ravel(), minlength=256) > 0
-        return headers[pair][0].shape[2], values
+            return grid.shape[2], np.bincount(_mask_of(pair.mask).ravel(), minlength=256) > 0
 
     def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, str]:
-        grid, mask_turn, _ = headers[pair]
+        grid, mask_turn, is_aligned = _headers_of(pair, slices)
         with corruption_named(pair.image):
-            voxels = _voxels_of(pair.image, grid.turn)
-        grey = to_bytes(voxels, slices.window)
+            grey = _to_bytes(_voxels_of(pair.image, grid.turn), slices.window)
         with corruption_named(pair.mask):
             mask = table[_turned(_mask_of(pair.mask), mask_turn)]
         images = _with_channels(grey, slices)
         masks = np.stack([_squared(plane, slices, "NEAREST") for plane in mask])
-        is_padded = not slices.window and _is_padded(voxels, grey)
-        return np.concatenate([images, masks[..., None]], -1), pair.name if is_padded else ""
+        return np.concatenate([images, masks[..., None]], -1), str(pair.mask) * (not is_aligned)
 
-    pairs = [pair for members in domains.values() for pair in members]
-    headers = {pair: _headers_of(pair, slices) for pair in pairs}
-    moved = [str(pair.mask) for pair, (*_, is_aligned) in headers.items() if not is_aligned]
-    if moved:
-        about = f"masks with another place in space than their image: {first_few(moved, 3)}"
-        notes = [*notes, f"{about}; voxels belong together by their order in the file"]
+    def spacing(pair: Pair) -> tuple[float, float, float]:
+        grid, _, _ = _headers_of(pair, slices)
+        across, down, between = np.sqrt((grid.affine[:3, :3] ** 2).sum(0)).tolist()
+        columns, rows, _ = grid.shape
+        # Stretching changes the side of a pixel, which the distances between surfaces need.
+        down = down * (slices.crop or rows) / slices.image_size
+        return between, down, across * (slices.crop or columns) / slices.image_size
+
     form = f"slices-{slices[: slices._fields.index('cache')]}"
-    conversion = Conversion(form, look, convert, _padding_notes, _THREADS)
-    source = paired_source(name, root, domains, conversion, slices, classes, notes)
-    spacing = np.array([_spacing(grid, slices) for grid, *_ in headers.values()], np.float32)
-    pools = [
-        pool._replace(labels=pool.labels | {SPACING: spacing[pool.labels[VOLUME]]})
-        for pool in source.pools
-    ]
-    return source._replace(pools=tuple(pools))
+    options = {"spacing": spacing, "threads": _THREADS}
+    return Conversion(slices, form, look, convert, _notes_of, **options)
+
+
+def _notes_of(misplaced: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note on these masks, "" for one that is where its image is."""
+    if not (masks := [mask for mask in misplaced if mask]):
+        return ()
+    return (
+        f"masks with another place in space than their image: {first_few(masks, 3)}; voxels belong "
+        "together by their order in the file",
+    )
 
 
 def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
@@ -152,14 +136,14 @@ def slices_of(path: Path, slices: Slices) -> np.ndarray:
     """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
     with corruption_named(path):
         voxels = _voxels_of(path, _grid_of(_open(path), slices).turn)
-    return _with_channels(to_bytes(voxels, slices.window), slices)
+    return _with_channels(_to_bytes(voxels, slices.window), slices)
 
 
 def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Returns the mask u8[H, W] of a slice whose middle has the mask [h, w]; 0 around it."""
-    whole = np.zeros(shape, mask.dtype)
-    _middle(whole, mask.shape)[:] = mask
-    return whole
+    full = np.zeros(shape, mask.dtype)
+    _middle(full, mask.shape)[:] = mask
+    return full
 
 
 def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
@@ -181,7 +165,7 @@ def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
     type(volume)(voxels, volume.affine, header).to_filename(path)
 
 
-def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
+def _to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
     """Returns intensities f64[...] clipped to `window` and stretched to bytes, rounded down.
 
     Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
@@ -217,10 +201,12 @@ def _grid_of(volume: Any, slices: Slices) -> _Grid:
     from nibabel import orientations
 
     affine = np.array(volume.affine, np.float64)
+    # The last three bits are the unit of length; the others are those of time.
     affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
     if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
         sides = ", ".join(map(str, affine[:3, :3].tolist()))
         raise ValueError(f"the axes of its affine are {sides}; write their real directions there")
+    # The nearest axes, so that no voxel is resampled.
     turn = orientations.ornt_transform(
         orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
     )
@@ -259,15 +245,6 @@ def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
     return bool((np.abs(shift) < _SHIFT).all())
 
 
-def _spacing(grid: _Grid, slices: Slices) -> tuple[float, float, float]:
-    """Returns millimetres between slices, rows and columns as they are stored."""
-    across, down, between = np.sqrt((grid.affine[:3, :3] ** 2).sum(0)).tolist()
-    columns, rows, _ = grid.shape
-    # Stretching changes the side of a pixel, which the distances between surfaces need.
-    down = down * (slices.crop or rows) / slices.image_size
-    return between, down, across * (slices.crop or columns) / slices.image_size
-
-
 def _with_channels(grey: np.ndarray, slices: Slices) -> np.ndarray:
     """Returns u8[D, S, S, 3], the squares of a volume's slices u8[D, H, W]."""
     stored = np.stack([_squared(plane, slices, "BILINEAR") for plane in grey])
@@ -275,24 +252,6 @@ def _with_channels(grey: np.ndarray, slices: Slices) -> np.ndarray:
     # The first and the last slice are their own neighbours.
     index = [np.clip(np.arange(len(grey)) + step, 0, len(grey) - 1) for step in steps]
     return np.stack([stored[rows] for rows in index], -1)
-
-
-def _padding_notes(padded: Sequence[str]) -> tuple[str, ...]:
-    """Returns a note on the scans with these names, "" for one without padding."""
-    if not (names := [name for name in padded if name]):
-        return ()
-    return (
-        f"{len(names)} scans have padding far below all other intensities, which takes most of the "
-        f"256 greys: {first_few(names, 3)}; data.window=LOW,HIGH, such as -160,240 for soft tissue "
-        "in CT, gives the greys to that range",
-    )
-
-
-def _is_padded(volume: np.ndarray, grey: np.ndarray) -> bool:
-    """Returns whether 95 % of the intensities above the smallest share the upper half of bytes."""
-    upper = grey >= 128
-    crowded = np.count_nonzero(upper) > 0.95 * np.count_nonzero(grey)
-    return bool(crowded and np.ptp(volume[upper]) > 0)  # else there are two intensities
 
 
 def _read(path: Path, dtype: Any = None) -> np.ndarray:
@@ -334,8 +293,8 @@ def _turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 def _middle(plane: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Returns the view [h, w] of a slice's middle."""
-    top, left = ((side - part) // 2 for side, part in zip(plane.shape, shape, strict=True))
-    return plane[top : top + shape[0], left : left + shape[1]]
+    row, column = ((side - part) // 2 for side, part in zip(plane.shape, shape, strict=True))
+    return plane[row : row + shape[0], column : column + shape[1]]
 
 
 def _squared(plane: np.ndarray, slices: Slices, resampling: str) -> np.ndarray:

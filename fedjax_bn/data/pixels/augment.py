@@ -51,18 +51,23 @@ class LabelAugment(NamedTuple):
     moves: str
 
 
-def sample_keys(key: jax.Array, images: jax.Array) -> jax.Array:
-    """Returns a key for each sample of a batch; ValueError unless images are u8[B, H, W, C]."""
-    if images.dtype != jnp.uint8 or images.ndim != 4:
+def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:
+    """Returns a key for each sample of a batch.
+
+    Raises:
+      ValueError: images are not u8[B, H, W, C], or not square though they must be.
+    """
+    is_image = images.dtype == jnp.uint8 and images.ndim == 4
+    if not is_image or (square and images.shape[1] != images.shape[2]):
         raise ValueError(
-            f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: set "
-            "data.augment=none for features, which are not images"
+            f"augmentation needs images u8[B, H, W, C], of boxes and masks square ones, not "
+            f"{images.dtype}{images.shape}: set data.augment=none"
         )
     # Unlike `split`, `fold_in` makes a sample's key independent of the size of the batch.
     return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
 
 
-def to_bytes(pixels: jax.Array) -> jax.Array:
+def as_bytes(pixels: jax.Array) -> jax.Array:
     """Returns pixels in [0, 1] as bytes, rounded to the nearest."""
     return jnp.clip(jnp.floor(pixels * 255 + 0.5), 0, 255).astype(jnp.uint8)
 
@@ -133,7 +138,7 @@ def compose(*transforms: Transform) -> Augment:
             jax.random.split(key, len(transforms)), transforms, strict=True
         ):
             pixels = transform(transform_key, pixels)
-        return to_bytes(pixels)
+        return as_bytes(pixels)
 
     return lambda key, images: jax.vmap(of_image)(sample_keys(key, images), images)
 

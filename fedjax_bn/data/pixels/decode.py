@@ -23,14 +23,6 @@ from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, open_image, orient
 GREY = 114  # the bytes around a letterboxed image
 _FORM = 2  # raise it when the same files would give other pixels
 _MEMORY = 2**19  # files whose digests are kept while the process runs, some 100 MB
-_MODES = {  # Pillow's modes in plain words
-    "1": "black and white",
-    "L": "grey",
-    "LA": "grey with transparency",
-    **dict.fromkeys(("I", "I;16", "I;16B"), "16-bit grey"),
-    "P": "a palette",
-    "RGBA": "RGB with transparency",
-}
 
 
 def decode(
@@ -51,7 +43,7 @@ def decode(
     Python's lock.
 
     Args:
-      files: N files in or below `root`.
+      files: N files in or below `root`, at least one.
       size: pixels a side, at least 1.
       root: files are named relative to it, so a dataset may move without being decoded again.
       cache: folder that keeps the pixels; they are decoded again when a file's name or content, or
@@ -64,15 +56,13 @@ def decode(
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images were converted from grey, palettes, CMYK or transparency, and how many have an
-      EXIF orientation.
+      many images were converted from which other modes of Pillow, and how many have an EXIF
+      orientation.
 
     Raises:
-      ValueError: there are no files, or some cannot be read; the first ten are named.
+      ValueError: some files cannot be read; the first ten are named.
       OSError: the cache cannot be written, see `cache.cached_array`.
     """
-    if not files or size < 1:
-        raise ValueError(f"cannot decode {len(files)} files at size {size}: give at least 1 each")
 
     def make(write: Write) -> tuple[str, ...]:
         def convert(k: int) -> tuple[str, int, str]:
@@ -108,7 +98,7 @@ def decode(
 def conversion_notes(images: Sequence[tuple[str, int]], orientation: str) -> tuple[str, ...]:
     """Returns notes on images, each with its mode in Pillow and its EXIF orientation."""
     modes = Counter(mode for mode, _ in images if mode != "RGB")
-    about = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+    about = [f"{count} from {mode}" for mode, count in sorted(modes.items())]
     notes = (f"images converted to RGB: {', '.join(about)}",) if about else ()
     return (*notes, *orientation_notes(sum(tag != 1 for _, tag in images), orientation))
 

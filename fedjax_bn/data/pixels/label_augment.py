@@ -1,21 +1,16 @@
 """Changes training images at random on the device, and moves their boxes or masks along.
 
 `change(key, batch) -> batch` of bytes u8[B, S, S, C], and boxes or masks u8[B, S, S], see
-`data.label_trees`; each sample has its own key, so that without mosaic its result does not depend
-on others of the batch.
+`data.label_trees`; each sample has its own key, so that its result does not depend on others of the
+batch.
 
 **Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
 + 1/2 + t in shares of the side. Pixels from outside the image are grey, like the bars of a
 letterbox. A box is kept if, cut at the border, it is more than two pixels wide and high and has
 over a tenth of its moved area.
 
-A mosaic (Bochkovskiy et al. 2020, YOLOv4) replaces an image by four images of the batch that meet
-at a point c, seen through a window of one image's size. Each coordinate of c is uniform in [-1/2,
-1/2] from the middle. A mosaic has four times as many boxes, most of them padding.
-
-Differs from YOLO's usual training: hue is shifted by a part of a turn, not multiplied; colours are
-changed before the move, so that the grey outside stays grey; and the images of a mosaic come from
-one batch, not from the whole dataset, and are not cut at the border of twice the side.
+Differs from YOLO's usual training: there is no mosaic; hue is shifted by a part of a turn, not
+multiplied; and colours are changed before the move, so that the grey outside stays grey.
 
 **Masks.** A new pixel at q, from the middle of the square, shows the old one at
 
@@ -28,7 +23,6 @@ their border is repeated outside. Masks take the nearest pixel, so that no new v
 pixels from outside are unlabelled. Brightness, contrast and gamma change images alone.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -38,13 +32,12 @@ from jax.scipy.ndimage import map_coordinates
 
 from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
-from fedjax_bn.data.pixels.augment import LabelAugment, sample_keys, shift_hue, to_bytes
+from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
 
 Batch = dict[str, Any]
-_Move = tuple[jax.Array, jax.Array]  # scale f[2] and shift f[2] in shares: across and down
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
 _GRID = 3  # points a side of the field of displacements
 
@@ -59,7 +52,6 @@ def of_boxes(
     hue: Share = 0.015,
     saturation: Share = 0.7,
     value: Share = 0.4,
-    mosaic: UpTo1 = 0.0,
 ) -> LabelAugment:
     """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
 
@@ -70,40 +62,23 @@ def of_boxes(
       shift: shifts are uniform in +- shift of the side.
       hue: turns are uniform in +- hue.
       saturation, value: factors are uniform in 1 +- these.
-      mosaic: probability of a mosaic of the image and three others; YOLO's training has 1.
     """
     del size
 
-    def of_image(key: jax.Array, images: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
-        """Changes an image u8[T, S, S, 3] with the T - 1 = 0 or 3 that a mosaic puts beside it."""
+    def of_image(key: jax.Array, image: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
         draws = jax.random.uniform(key, (7,))
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
         move = jnp.stack([size * mirror, size]), shift * spread[2:4]
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        tiles = [change_colours(image.astype(draws.dtype) / 255, *factors) for image in images]
-        if len(tiles) == 1:
-            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), *move, len(images[0]))
-            return to_bytes(move_pixels(tiles[0], *move)), boxes
-        moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
-        pixels, boxes = _joined(tiles, label, moves, seen)
-        return to_bytes(pixels), boxes
+        pixels = change_colours(image.astype(draws.dtype) / 255, *factors)
+        return as_bytes(move_pixels(pixels, *move)), move_boxes(label, *move, len(image))
 
     def change(key: jax.Array, batch: Batch) -> Batch:
         images, label = batch["image"], batch["label"]
-        keys = _square_keys(key, images)
-        rows = jnp.arange(len(images))[:, None]
-        if mosaic:
-            # Draws three valid images of the batch for each; any three if none is valid.
-            logits = jnp.where(batch["valid"], 0.0, -1e9)
-            draw = partial(jax.random.categorical, logits=logits, shape=(3,))
-            partners = jax.vmap(lambda sample_key: draw(stream(sample_key, "mosaic partners")))(
-                keys
-            )
-            rows = jnp.concatenate([rows, partners], 1)
-        beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
-        image, label = jax.vmap(of_image)(keys, *beside)
+        keys = sample_keys(key, images, square=True)
+        image, label = jax.vmap(of_image)(keys, images, label)
         return batch | {"image": image, "label": label}
 
     return LabelAugment(change, BOXES)
@@ -157,50 +132,14 @@ def of_masks(
             1 + contrast * spread[8],
             1 + gamma * spread[9],
         )
-        return to_bytes(move_image(pixels, places)), move_mask(mask, places)
+        return as_bytes(move_image(pixels, places)), move_mask(mask, places)
 
     def change(key: jax.Array, batch: Batch) -> Batch:
         images, label = batch["image"], batch["label"]
-        image, mask = jax.vmap(of_image)(_square_keys(key, images), images, label[MASK])
+        image, mask = jax.vmap(of_image)(sample_keys(key, images, square=True), images, label[MASK])
         return batch | {"image": image, "label": label | {MASK: mask}}
 
     return LabelAugment(change, MASK)
-
-
-def _square_keys(key: jax.Array, images: jax.Array) -> jax.Array:
-    """Returns `augment.sample_keys`; ValueError unless images are square."""
-    keys = sample_keys(key, images)
-    if images.shape[1] != images.shape[2]:
-        raise ValueError(f"boxes and masks are moved in squares, not {images.shape}: choose none")
-    return keys
-
-
-def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:
-    """Returns the moves of the four images of a mosaic, and which are seen: the first, or all."""
-    scale, shift = move
-    draws = jax.random.uniform(key, (3,), scale.dtype)
-    together, point = draws[0] < probability, draws[1:]
-    moves = []
-    for down in (0, 1):
-        for across in (0, 1):
-            # Tiles cover [point - 1, point] of the window; where `behind` is 1, [point, point + 1].
-            behind = jnp.asarray((across, down), point.dtype)
-            away = jnp.where(together, 1 - point - behind, 0)  # 0: not moved, as a single image
-            moves.append((scale, shift - scale * away))
-    return moves, together | (jnp.arange(4) == 0)
-
-
-def _joined(
-    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
-) -> tuple[jax.Array, Batch]:
-    """Moves those of T images f[S, S, 3] that are seen into one, and joins their T * M boxes."""
-    grey = jnp.asarray(GREY / 255, tiles[0].dtype)
-    total, parts = jnp.full_like(tiles[0], grey), []
-    for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
-        total += jnp.where(seen[t], move_pixels(image, *move) - grey, 0)
-        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), *move, len(image))
-        parts.append(_retained(boxes[BOXES], boxes[CLASS], seen[t]))
-    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
 def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -230,15 +169,11 @@ def move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> B
     sides = cut_lower_right - cut_upper_left
     areas = jnp.prod(lower_right - upper_left, -1)
     stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * areas)
-    return _retained(jnp.concatenate([cut_upper_left, cut_lower_right], -1), label[CLASS], stays)
-
-
-def _retained(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
-    """Returns boxes f[M, 4] and classes i32[M] as labels; boxes that do not stay become padding."""
-    stays &= classes != PADDING
+    stays &= label[CLASS] != PADDING
+    moved = jnp.concatenate([cut_upper_left, cut_lower_right], -1)
     return {
-        BOXES: jnp.where(stays[:, None], boxes, jnp.zeros((), boxes.dtype)),
-        CLASS: jnp.where(stays, classes, PADDING),
+        BOXES: jnp.where(stays[:, None], moved, jnp.zeros((), boxes.dtype)),
+        CLASS: jnp.where(stays, label[CLASS], PADDING),
     }
 
 

@@ -9,12 +9,11 @@ and `shard_map`: each level has M boxes x 5 cells x A anchors, with a mask of th
 for n images of S = sqrt(H W) pixels a side. Each part is a sum over levels,
 
     L_box    mean over matches of 1 - CIoU
-    L_obj    4, 1 and 0.4 on the levels * mean over cells and anchors of BCE; the target is
-             max(CIoU, 0) at a match,
-             the largest of several, without gradient, and 0 elsewhere
+    L_obj    4, 1 and 0.4 (on the levels) times the mean over cells and anchors of BCE; the target
+             is max(CIoU, 0) at a match, the largest of several, without gradient, and 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
 
-A box matches an anchor of a level if max(w / a_w, a_w / w, h / a_h, a_h / h) < ratio. The cell of
+A box matches an anchor of a level if max(w / a_w, a_w / w, h / a_h, a_h / h) < 4. The cell of
 its centre then predicts the box, and so do up to two nearest neighbours of the cell: the left one
 if the fraction of x is below 1/2 and x > 1, and likewise the ones above, right (with W - x) and
 below.
@@ -35,6 +34,7 @@ _SIDE, _CLASSES = 640, 80  # image side and number of classes to which the gains
 _BALANCE = (4.0, 1.0, 0.4)  # of L_obj on the levels
 # The cell itself, and its neighbours left, up, right and down: (across, down).
 _STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
+_RATIO = 4.0  # of the sides of a box and an anchor, below which they match
 _LEAST = 1e-7  # keeps quotients finite
 
 
@@ -44,19 +44,12 @@ class Recipe(NamedTuple):
     Attributes:
       box, objectness, classes: the gains g, at least 0.
       scaled: whether the factors (S / 640)^2 and C / 80 above apply.
-      by_batch: whether L is multiplied by n, as above; False for a mean over images.
-      ratio: above 1; a side matches if it is less than `ratio` times larger or smaller than the
-        anchor's.
-      smoothing: e in [0, 1): the targets of classes are 1 - e / 2 and e / 2.
     """
 
     box: float = 0.05
     objectness: float = 1.0
     classes: float = 0.5
     scaled: bool = True
-    by_batch: bool = True
-    ratio: float = 4.0
-    smoothing: float = 0.0
 
 
 def detection_loss(
@@ -89,13 +82,13 @@ def detection_loss(
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
-    boxes = to_centres(label["boxes"].astype(dtype))
+    boxes = _to_centres(label["boxes"].astype(dtype))
     levels = []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
         scale = jnp.asarray(cells[::-1] * 2, dtype)
-        matches = match_anchors(boxes * scale, real, inside, cells, recipe.ratio)
-        levels.append(_of_level(raw, matches, label["class"], valid, inside, recipe.smoothing))
+        matches = _match_anchors(boxes * scale, real, inside, cells)
+        levels.append(_of_level(raw, matches, label["class"], valid, inside))
     box, objectness, classes = zip(*levels, strict=True)
     by_area = by_classes = 1.0
     if recipe.scaled:
@@ -108,11 +101,11 @@ def detection_loss(
     total = recipe.box * sum(box)
     total += recipe.objectness * by_area * weighted
     total += recipe.classes * by_classes * sum(classes)
-    return total * valid.sum().astype(total.dtype) if recipe.by_batch else total
+    return total * valid.sum().astype(total.dtype)
 
 
-def match_anchors(
-    boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
+def _match_anchors(
+    boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the matches of M boxes per image on one level, with P = 5 cells per box.
 
@@ -124,7 +117,7 @@ def match_anchors(
     real = real & (sides > 0).all(-1)
     sides = jnp.where(real[..., None], sides, 1)  # avoids infinite quotients
     quotient = sides[..., None, :] / anchors
-    fits = jnp.maximum(quotient, 1 / quotient).max(-1) < ratio  # [B, M, A]
+    fits = jnp.maximum(quotient, 1 / quotient).max(-1) < _RATIO  # [B, M, A]
 
     centre, size = boxes[..., :2], jnp.asarray(cells[::-1], boxes.dtype)
     low, high = centre % 1, (size - centre) % 1
@@ -148,13 +141,12 @@ def _of_level(
     classes: jax.Array,
     valid: jax.Array,
     anchors: jax.Array,
-    smoothing: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns L_box, L_obj without its balance, and L_class of one level, f[] each."""
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
-    # `match_anchors` clips places to the map, so XLA need not check each index.
+    # `_match_anchors` clips places to the map, so XLA need not check each index.
     predicted = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(
         flat, place
     )
@@ -175,12 +167,12 @@ def _of_level(
     number = raw.shape[-1] - 5
     if number == 1:
         return box, objectness, jnp.zeros((), raw.dtype)
-    hot = jax.nn.one_hot(classes, number, dtype=raw.dtype) * (1 - smoothing) + smoothing / 2
+    hot = jax.nn.one_hot(classes, number, dtype=raw.dtype)
     cost = optax.sigmoid_binary_cross_entropy(predicted[..., 5:], hot[:, :, None, None]).mean(-1)
     return box, objectness, jnp.where(mask, cost, 0).sum() / count
 
 
-def to_centres(corners: jax.Array) -> jax.Array:
+def _to_centres(corners: jax.Array) -> jax.Array:
     """Converts corners f[..., (x1, y1, x2, y2)] to centres f[..., (x, y, width, height)]."""
     low, high = corners[..., :2], corners[..., 2:]
     return jnp.concatenate([(low + high) / 2, high - low], -1)

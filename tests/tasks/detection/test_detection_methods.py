@@ -7,19 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
-from detectors import Detector, detector_batches, detector_start, loop_loss
+from detectors import Detector, detector_batches, detector_start
 from federations import assert_close, run_rounds
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods.learning import learning
-from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import with_masks
-from fedjax_bn.state import Received
 from fedjax_bn.tasks.detection import Recipe, detection
 from method_table import METHODS
 
@@ -135,17 +130,6 @@ def test_fedavg_of_detectors_is_a_loop_over_clients_and_steps(x64):
     assert_close(global_variables(state), variables, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
-def test_a_round_over_two_devices_is_that_of_one(x64, shape):
-    """The clients over two devices, or the images of each batch."""
-    mesh = Mesh(np.array(jax.devices()[:2]).reshape(shape), ("clients", "batch"))
-    state, metrics = run_rounds(make("fedavg", mesh=mesh), start(), detector_batches(), 2)
-    one, told = fedavg_rounds()
-    np.testing.assert_allclose(metrics["loss"], told["loss"], rtol=1e-10)
-    assert_close(global_variables(state), global_variables(one), rtol=1e-9, atol=1e-12)
-
-
 def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
     method = make("fedcd", lambda_sci=0.0, mask_optimizer=optax.set_to_zero(), weigh=by_size)
     state, _ = run_rounds(method, start(), detector_batches(), 2)
@@ -160,76 +144,6 @@ def test_rea_of_fedcd_weighs_by_the_detectors_losses(x64):
     inverse = 1 / np.asarray(metrics["risk"])
     score = 0.5 * inverse / inverse.sum() + np.array([6, 5]) / 11
     np.testing.assert_allclose(metrics["weights"], np.exp(score) / np.exp(score).sum(), rtol=1e-12)
-
-
-def batch_of(batches):
-    """The first step of the first client."""
-    return jax.tree.map(lambda leaf: leaf[0, 0], batches)
-
-
-def test_the_gradient_of_the_masks_and_of_its_penalty_are_finite_differences(x64):
-    """L by the loop over boxes; what it holds without gradient is held in the differences."""
-    batch, strength = batch_of(detector_batches()), 0.7
-    variables = with_masks(MODEL, start())
-    target = jax.tree.map(
-        lambda mask: 0.01 * jnp.arange(len(mask), dtype=float) + 0.02, variables["mask"]
-    )
-    objective = aligned_objective(learning(MODEL, prepare=as_read, task=TASK)[0], strength)
-    received = Received((), (), (), Alignment(target, jnp.ones((), jnp.int32)))
-    trained = {name: variables[name] for name in ("params", "mask")}
-
-    @jax.jit
-    def judged(trained):
-        def value(given):
-            return objective({**variables, **given}, batch, received, KEY)
-
-        (total, (_, aligned)), slope = jax.value_and_grad(value, has_aux=True)(trained)
-        return total, aligned, slope
-
-    @jax.jit
-    def outputs(trained):
-        given = {**variables, **trained}
-        return forward(MODEL, given, batch["image"], train=True, valid=batch["valid"]).outputs
-
-    label, valid = jax.tree.map(np.asarray, (batch["label"], batch["valid"]))
-    held = [np.asarray(out) for out in outputs(trained)]
-
-    def loss(trained):
-        found = [np.asarray(out) for out in outputs(trained)]
-        return loop_loss(found, label, valid, MODEL.anchors, held, scaled=False)
-
-    def slopes(trained, small=1e-5):
-        """g_e by differences of L."""
-        masks, found = trained["mask"], {}
-        for name, mask in masks.items():
-            ends = [
-                [
-                    loss(trained | {"mask": masks | {name: mask.at[j].add(s)}})
-                    for s in (small, -small)
-                ]
-                for j in range(len(mask))
-            ]
-            found[name] = np.array([(up - down) / (2 * small) for up, down in ends])
-        return found
-
-    total, aligned, slope = judged(trained)
-    ours, theirs = aligned.gradient, slopes(trained)
-    np.testing.assert_allclose(aligned.loss, loss(trained), rtol=1e-12)
-    penalty = sum(((theirs[name] - target[name]) ** 2).sum() for name in ours)
-    for name in ours:
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(total, aligned.loss + strength * penalty, rtol=1e-7)
-
-    rng = np.random.default_rng(0)
-    step = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), trained)
-    ends = []
-    for s in (1e-5, -1e-5):
-        moved = jax.tree.map(lambda leaf, d, s=s: leaf + s * d, trained, step)
-        gaps = slopes(moved)
-        far = sum(((gaps[name] - target[name]) ** 2).sum() for name in gaps)
-        ends.append(float(loss(moved) + strength * far))
-    along = sum(map(jnp.vdot, jax.tree.leaves(slope), jax.tree.leaves(step)))
-    np.testing.assert_allclose(along, (ends[0] - ends[1]) / 2e-5, rtol=1e-4)
 
 
 def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():

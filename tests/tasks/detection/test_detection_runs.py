@@ -1,6 +1,5 @@
 """A run on images with boxes: from a configuration to mAP, a table and pictures."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import pytest
 import boxed
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
+from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
@@ -81,15 +80,3 @@ def test_a_model_that_does_not_suit_the_labels_is_refused():
         choose_task("TinyDetector", detector, runs.DATA, *own)
     assert choose_task("DigitCNN", classifier, runs.DATA, *own).classifies
     assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50"
-
-
-def test_what_a_run_remembers_of_its_data_says_how_many_boxes_an_image_may_have():
-    assert form_of(dataset())["boxes"] == 2
-    assert "boxes" not in form_of(runs.DATA)
-    assert jax.tree.leaves(form_of(dataset()))
-
-
-def test_methods_that_need_logits_refuse_boxes(config):
-    config.method = "moon"
-    with pytest.raises(ConfigError, match="moon needs the logits of a classifier"):
-        train.prepare(config)

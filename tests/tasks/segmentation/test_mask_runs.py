@@ -15,11 +15,10 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
-from fedjax_bn.federation import global_variables
 from fedjax_bn.models import UNet
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
-from fedjax_bn.serving import load, predict_masks, predictor
+from fedjax_bn.serving import load, predict_masks
 from fedjax_bn.serving.predict_masks import of_files
 from fedjax_bn.serving.predictor import from_choice
 from fedjax_bn.serving.program import export, open_program, write_program
@@ -95,27 +94,6 @@ def test_evaluate_scores_an_archive_of_masks(workdir, tmp_path, capfd):
     assert "trained on samples with masks each, but those of npz have one class" in (
         capfd.readouterr().err
     )
-
-
-@pytest.mark.slow
-def test_evaluate_reads_images_and_masks_of_a_new_place_with_the_runs_classes(workdir, tmp_path):
-    # The corner, class 2, does not occur here.
-    masks = np.minimum(UNSEEN.labels["mask"], 1)
-    for number, pair in enumerate(zip(UNSEEN.images, masks, strict=True)):
-        for kind, array in zip(("images", "masks"), pair, strict=True):
-            path = tmp_path / "new" / "ward" / kind / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(array).save(path)
-    given = [f"--workdir={workdir[0]}", "--config.data.name=masks", "--config.data.cache="]
-    given += [f"--config.data.path={tmp_path / 'new'}", "--config.adaptations=running"]
-    assert runs.command("evaluate", *given, "--name=new") == 0
-    found = json.loads((workdir[0] / "evaluations" / "new.json").read_text())
-    about = finished.read_about(workdir[0])
-    config = finished.configuration(about["config"])
-    built, state, _ = finished.restore(workdir[0], config, about["form"])
-    predict = predictor(built.method, global_variables(state))
-    dice = segmentation(3).score(predict(UNSEEN.images), {"mask": masks})
-    assert found["unseen"]["ward"]["running"] == pytest.approx(dice, abs=1e-3)
 
 
 def write_images(folder, images):
@@ -220,25 +198,6 @@ def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back(tmp_pat
         np.testing.assert_array_equal(mask[:, far], image[:, far, 0] > 127)
 
 
-def test_an_image_is_decoded_once_although_its_tiles_are_predicted_in_any_order(
-    served, tmp_path, monkeypatch
-):
-    write_images(tmp_path / "images", [image.repeat(3, 0) for image in UNSEEN.images])
-    opened, open_image = [], predict_masks.open_image
-
-    def counted(content, **options):
-        opened.append(content)
-        return open_image(content, **options)
-
-    monkeypatch.setattr(predict_masks, "open_image", counted)
-    files = sorted((tmp_path / "images").rglob("*.png"))
-    asked = about("tiles", classes=square_masks.CLASSES)
-    pictures = of_files(files, tmp_path, asked)
-    found = dict(predict_masks.predicted(pictures, load(served), asked))
-    assert (sorted(found), len(pictures[1])) == ([*range(13)], 39)
-    assert opened == [file.read_bytes() for file in files]
-
-
 def test_an_image_that_exif_turns_has_a_mask_as_viewers_show_it(tmp_path):
     image = np.zeros((16, 24, 3), np.uint8)
     image[:, :12] = 255  # the left half of the rows as stored
@@ -308,14 +267,6 @@ def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(tmp_path, 
     assert areas["turned"] == areas["upright"]
 
 
-def test_a_served_model_keeps_how_scans_become_slices(served, tmp_path):
-    made = {"channels": "neighbours", "plane": "sagittal", "window": [-160.0, 240.0]}
-    asked = served_folder.read_about(served)._replace(**made)
-    served_folder.write_served(tmp_path / "scans", asked, {}, {})
-    stored = served_folder.read_about(tmp_path / "scans")
-    assert stored._asdict() == asked._asdict()
-
-
 def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
     mask = np.array([[0, 1], [1, 0]], np.uint8)
     predict_masks.save_png(tmp_path / "a.png", mask, 2)
@@ -324,15 +275,6 @@ def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
     np.testing.assert_array_equal(np.asarray(image), 255 * mask)
     colours = predict_masks.palette(255)
     assert len(np.unique(colours, axis=0)) == 255
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_continues_to_the_same_dice(workdir, tmp_path, monkeypatch):
-    runs.install(monkeypatch, DATA)
-    runs.unfinished(tmp_path / "run", runs.config(**KEYS | {"rounds": 1}))
-    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
-    again = runs.run(tmp_path / "run", **KEYS)
-    assert again["accuracy"] == workdir[1]["accuracy"]
 
 
 @pytest.mark.slow
@@ -354,3 +296,12 @@ def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_backgr
         inputs = prepare(jnp.asarray(UNSEEN.images), jnp.float32)
         own = jax.nn.sigmoid(model.apply(variables, inputs))
         np.testing.assert_allclose(found[..., 1:], own, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_continues_to_the_same_dice(workdir, tmp_path, monkeypatch):
+    runs.install(monkeypatch, DATA)
+    runs.unfinished(tmp_path / "run", runs.config(**KEYS | {"rounds": 1}))
+    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
+    again = runs.run(tmp_path / "run", **KEYS)
+    assert again["accuracy"] == workdir[1]["accuracy"]

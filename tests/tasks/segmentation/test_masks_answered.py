@@ -85,27 +85,6 @@ def test_undefined_distances_are_counted_and_left_out_of_the_mean():
     assert text["assd_pixels"] is None
 
 
-def test_slices_of_a_shuffled_split_are_scored_in_the_order_of_storage():
-    spacing = np.tile(np.float32([3, 1, 0.5]), (6, 1))
-    _, answers, split, _ = some(volume=VOLUME, spacing=spacing)
-    shuffle = np.array([2, 5, 0, 4, 1, 3])
-    moved = Split(
-        Rows(split.images, shuffle),
-        jax.tree.map(lambda leaf: leaf[shuffle], split.labels),
-        split.names[shuffle],
-    )
-    found = answers.ordered(shuffle).measures(moved)
-    assert found == pytest.approx(answers.measures(split))
-
-
-def test_a_client_without_samples_has_no_measures():
-    _, answers, split, _ = some()
-    nothing = Split(split.images[:0], jax.tree.map(lambda leaf: leaf[:0], split.labels))
-    found = answers.ordered(np.arange(0)).measures(nothing)
-    assert found.pop("undefined") == 0
-    assert np.isnan([*found.values()]).all()
-
-
 def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp_path):
     _, answers, split, predicted = some(volume=VOLUME, size=12)
     wide = split._replace(images=np.repeat(np.repeat(split.images, 20, 1), 20, 2))

@@ -1,13 +1,10 @@
 """Masks on the short path: arrays to Dice, by simulation, by batches, and by a predictor."""
 
-import jax
 import numpy as np
 import optax
 import pytest
 
 import square_masks
-from fedjax_bn.data.drawing import drawing
-from fedjax_bn.data.label_trees import as_labels
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP, UNet
 from fedjax_bn.simulation import simulate
@@ -51,30 +48,12 @@ def test_the_score_is_the_mean_dice_of_volumes(result):
     assert str(result).startswith("Dice %")
 
 
-def test_masks_may_be_whole_numbers_of_any_width():
-    _, masks = square_masks.samples(4, 0)
-    for dtype in (np.int64, np.float32):
-        stored = as_labels(masks.astype(dtype), "labels")["mask"]
-        assert stored.dtype == np.uint8
-        np.testing.assert_array_equal(stored, masks)
-
-
 def test_slices_of_one_volume_are_never_divided():
     """Of one volume there is nothing to validate on, whatever the number of its slices."""
     images, masks = square_masks.samples(40, 3)
     labels = {"mask": masks, "volume": np.zeros(40, int)}
     with pytest.raises(ValueError, match="validation"):
         simulate(METHOD, clients={"a": (images, labels)}, **OPTIONS)
-
-
-def test_drawn_batches_have_the_masks_of_their_images():
-    clients = [square_masks.samples(5, 0), square_masks.samples(3, 1)]
-    batches = drawing(clients, batch_size=2)(jax.random.key(0))
-    for k, (images, masks) in enumerate(clients):
-        valid = np.asarray(batches["valid"][k])
-        index = np.asarray(batches["image"][k])[valid]
-        np.testing.assert_array_equal(batches["source"][k][index], images[index])
-        np.testing.assert_array_equal(batches["label"]["mask"][k][valid], masks[index])
 
 
 IMAGES, MASKS = square_masks.samples(4, 0)

@@ -86,16 +86,3 @@ def test_the_score_is_that_of_all_samples_however_they_are_batched():
         parts.append(score.of_batch(logits_of(predicted[rows]), label, valid))
     joined = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
     np.testing.assert_allclose(score.of_all(joined), whole, rtol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_scores_are_symmetric_bounded_and_related_as_dice_is_to_iou(seed):
-    one, other = masks(5, seed), masks(5, seed + 30)
-    found = []
-    for predicted, mask in ((one, other), (other, one)):
-        counts = overlaps(predicted, {"mask": mask}, np.ones(5, bool), CLASSES)
-        found.append(score_of(jax.tree.map(np.asarray, counts))[0])
-    (dice, iou), swapped = found
-    np.testing.assert_array_equal((dice, iou), swapped)
-    assert ((dice >= 0) & (dice <= 1) & (iou <= dice)).all()
-    np.testing.assert_allclose(dice, 2 * iou / (1 + iou), rtol=1e-6)

@@ -3,12 +3,10 @@
 import io
 
 import numpy as np
-import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
 import masked
-from fedjax_bn.tasks.segmentation import overlays as overlay_plots
 from fedjax_bn.tasks.segmentation.overlays import coloured, judged, overlays
 from fedjax_bn.training import data_plots
 
@@ -34,11 +32,6 @@ def test_each_pixel_has_the_colour_of_its_class_or_of_its_judgement():
     np.testing.assert_array_equal(judged(image, truth, predicted)[0], expected)
 
 
-def test_more_classes_than_colours_are_drawn():
-    mask = np.arange(250, dtype=np.uint8).reshape(10, 25)
-    assert coloured(np.zeros((10, 25, 3), np.uint8), mask).any(-1)[1:].all()
-
-
 def pixels_of(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
@@ -57,19 +50,6 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
         assert has(found, mixed(name)), name
         assert has(found, 255 * np.array(to_rgb(name))), name  # in the legend
     assert not has(found, mixed("magenta"))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_legend_is_inside_the_figure_although_names_are_long(monkeypatch, count):
-    monkeypatch.setattr(overlay_plots, "png", lambda figure: figure)
-    picture = np.zeros((16, 16, 1), np.uint8), *np.zeros((2, 16, 16), np.uint8), "best"
-    figure = overlays({"client " * 9: [picture] * count}, ("no", *("a" * n for n in (30, 40, 50))))
-    figure.draw_without_rendering()
-    inside = figure.legends[0].get_window_extent()
-    assert (inside.x0, inside.y0) > (0, 0)
-    assert inside.x1 < figure.bbox.width
-    label = figure.axes[0].yaxis.label.get_window_extent()
-    assert label.height < 1.1 * figure.axes[0].bbox.height
 
 
 def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):

@@ -29,20 +29,6 @@ def of(model=UNet, data=DATA, nested=False):
     return choose_task("package.module:Own", *given)
 
 
-@pytest.mark.parametrize("changes", [{}, {"nested": True}])
-def test_the_keys_reach_loss_and_score(changes):
-    logits = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
-    valid = np.ones(2, bool)
-    found, wanted = of(**changes), segmentation(3, **changes)
-    assert found.segments == 3
-    assert found.loss(logits, LABEL, valid) == wanted.loss(logits, LABEL, valid)
-    assert found.score(logits, LABEL) == wanted.score(logits, LABEL)
-    if changes:
-        usual = segmentation(3)
-        differs = found.loss(logits, LABEL, valid) != usual.loss(logits, LABEL, valid)
-        assert differs or found.score(logits, LABEL) != usual.score(logits, LABEL)
-
-
 class Own(nn.Module):
     """A network of a user: logits of each pixel, or of each second one."""
 

@@ -165,27 +165,6 @@ def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
         np.testing.assert_allclose(ours[name], gradient, rtol=1e-7, atol=1e-10, err_msg=name)
 
 
-@pytest.mark.slow
-def test_fedcd_sends_mask_gradients_and_an_unseen_client_gets_the_mean_mask():
-    method = make("fedcd")
-    state = jax.jit(method.init, static_argnums=2)(KEY, start_of(), CLIENTS)
-    for _ in range(2):
-        state, _ = method.round(state, batches_of_masks(), KEY)
-    sent, own = state.server.sent.gradient["tap0"], state.personal["mask"]["tap0"]
-    assert sent.shape == (2,)
-    assert np.abs(sent).min() > 0
-    assert own.shape == (CLIENTS, 2)
-    assert np.abs(own[0] - own[1]).max() > 0
-    unseen = global_variables(state)
-    np.testing.assert_allclose(unseen["mask"]["tap0"], own.mean(0), atol=0.02)
-    images = batches_of_masks()["image"][0, 0]
-    running = adaptation.running(MODEL)
-    masked, _ = running.predict(unseen, (), images)
-    plain, _ = adaptation.without_mask(running).predict(unseen, (), images)
-    assert masked.shape == (3, SIDE, SIDE, 2)
-    assert np.abs(masked - plain).max() > 0
-
-
 def served(model, start):
     """Variables with all that adaptations ask for."""
     made = with_gates(start)
@@ -217,48 +196,6 @@ def test_every_adaptation_gives_maps_of_logits(name, channels):
     outputs = jax.eval_shape(predict, variables, images, jax.ShapeDtypeStruct((3,), bool))
     # The ensemble of one class has the background's probability beside it.
     assert outputs.shape == (3, SIDE, SIDE, 2 if name == "ensemble" else channels)
-
-
-@pytest.mark.slow
-def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked_statistics(x64):
-    torch, network = in_torch(in_float64(start_of()))
-    images = [batches_of_masks(seed=s)["image"][0, 0].astype(float) for s in range(2)]
-    theirs = [torch.tensor(np.asarray(x)).movedim(-1, 1) for x in images]
-    variables, model = in_float64(start_of()), MODEL
-
-    @jax.jit
-    def ours(first, second):
-        batch, tracked = adaptation.batch(model), adaptation.tsmobn(model, 0.6)
-        carry = tracked.init(variables)
-        _, carry = tracked.predict(variables, carry, first)
-        logits, _ = tracked.predict(variables, carry, second)
-        return batch.predict(variables, (), first)[0], logits
-
-    by_batch, by_stream = ours(*images)
-    with torch.no_grad():
-        expected = network.train()(theirs[0])[1].movedim(1, -1)
-        np.testing.assert_allclose(by_batch, expected, rtol=1e-9, atol=1e-11)
-        # Each norm's own moments of the first pass, then 0.6 of them and 0.4 of the second's.
-        kept = {}
-
-        def track(norm, given):
-            x = given[0]
-            mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
-            if norm in kept:
-                old_mean, old_var = kept[norm]
-                mean = 0.6 * old_mean + 0.4 * mean
-                var = (x - mean[:, None, None]).square().mean((0, 2, 3))
-                var = 0.6 * old_var + 0.4 * var
-            kept[norm] = mean, var
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(var)
-
-        norms = [m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-        for norm in norms:
-            norm.register_forward_pre_hook(track)
-        network.eval()(theirs[0])
-        expected = network(theirs[1])[1].movedim(1, -1)
-    np.testing.assert_allclose(by_stream, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.slow

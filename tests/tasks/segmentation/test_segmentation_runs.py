@@ -4,7 +4,6 @@ import csv
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import masked
 from fedjax_bn.report.page import write_report
@@ -14,7 +13,6 @@ from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.training import score_tables as tables
-from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.evaluation.answers import read_answers
 
 
@@ -47,16 +45,6 @@ def pictures_of(folder):
             values = event.summary.value if event.HasField("summary") else ()
             tags += [(event.step, one.tag) for one in values if one.HasField("image")]
     return tags
-
-
-def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
-    (tmp_path / "plots").mkdir()
-    for name in ("masks", "samples"):
-        Image.new("RGB", (3, 2)).save(tmp_path / "plots" / f"{name}.png")
-    for name in ("not drawn", "masks"):
-        with TensorBoard(tmp_path, 7, pictures=name):
-            pass
-    assert pictures_of(tmp_path) == [(7, "masks")]
 
 
 @pytest.mark.slow
