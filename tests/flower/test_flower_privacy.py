@@ -15,7 +15,7 @@ from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.server import _with_own_noise, serve
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.flower.site import _training_keys
-from fedjax_bn.run.experiment import read_values as configured_privacy
+from fedjax_bn.run.experiment import build as configured_privacy
 from fedjax_bn.training.start import Keys
 from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
