@@ -48,7 +48,7 @@ from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
 from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
-from fedjax_bn.training.rounds import megabytes, stream_rounds
+from fedjax_bn.training.rounds import megabytes
 from fedjax_bn.training.start import Keys, check_shapes, partition_table
 from fedjax_bn.training.workdir import write_atomically
 

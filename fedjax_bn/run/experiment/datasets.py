@@ -66,14 +66,7 @@ def _embedded(load: Callable[..., Dataset], about: str = "", **options: Any) -> 
 def _read_files(
     load: Callable[..., Source], *data_keys: str, about: str = "", decodes: bool = True
 ) -> _Read:
-    """Returns `read(config)` of a dataset of files.
-
-    Args:
-      load: the reader.
-      *data_keys: keys of `data` that this reader takes, passed if they are not empty.
-      about: a line on the dataset; by default the first line of the reader's module.
-      decodes: whether the reader decodes image files.
-    """
+    """Returns `read(config)` of files; `load` gets those of `data_keys` that are not empty."""
 
     def read(config: ConfigDict) -> Source:
         options: dict[str, Any] = {key: config.data[key] for key in data_keys if config.data[key]}
@@ -240,11 +233,9 @@ def check_data_keys(config: ConfigDict) -> None:
 def configured_clients(
     data: Source | Dataset, config: ConfigDict
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the clients and the unseen domains, see `data.division.clients.make_clients`.
-
-    With `data.partition="pooled"` one client owns all samples, and the test samples of each domain
-    are an unseen domain (FedBN, Table 12).
-    """
+    """Returns the clients and the unseen domains, see `data.division.clients.make_clients`."""
+    # With data.partition=pooled one client owns all samples, and the test samples of each domain
+    # are an unseen domain (FedBN, Table 12).
     keys = config.data
     pooled = keys.partition == "pooled"
     if pooled and config.target:

@@ -94,11 +94,9 @@ _ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
 
 
 def method_options(name: str) -> dict[str, Argument]:
-    """Returns the options of a method of the library: those that `name:key=value` can set.
-
-    A method without options of its own is a variant of the method that its file is named after,
-    such as `fediga` of `fedig`, and has that method's.
-    """
+    """Returns the options of a method of the library: those that `name:key=value` can set."""
+    # A method without options of its own is a variant of the method that its file is named after,
+    # such as `fediga` of `fedig`, and has that method's.
     options = plain_arguments(METHODS[name], _ELSEWHERE)
     family = METHODS[name].__module__.rpartition(".")[2]
     if not options and family in METHODS:
@@ -231,11 +229,9 @@ def _choose_sharing(text: str, key: str = "share") -> SharingRule:
 
 
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
-    """Returns the rule that a text such as `risk_extrapolation:eta=0.3` chooses.
-
-    A user's own rule, `package.module:function`, is a function `(sizes, risks, *, ...) -> weights`,
-    or a function without required arguments that returns one.
-    """
+    """Returns the rule that a text such as `risk_extrapolation:eta=0.3` chooses."""
+    # A user's own is a function `(sizes, risks, *, ...) -> weights`, or one without required
+    # arguments that returns such a function.
     function, options = choice_of("weigh", text, WEIGHING)
     culprit = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
@@ -301,11 +297,9 @@ def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the round, from 0.
-
-    During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate. The schedule begins
-    with the full rate in the round after them.
-    """
+    """Returns the learning rate as a function of the round, from 0."""
+    # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which the
+    # schedule begins in the round after them.
     warmup, rate = keys.warmup_rounds, keys.learning_rate
     make, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
     schedule = make(**options)(rate, max(rounds - warmup, 1))

@@ -81,12 +81,10 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
 
 
 def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
-    """Returns the collections of `like` from the selected round of the run `config.start_from`.
-
-    They are what an unseen client would receive: the shared leaves, and the mean of the personal
-    leaves with the last round's weights. The clients' memory, and what the other method trained in
-    addition to the model, are left out.
-    """
+    """Returns the collections of `like` from the selected round of the run `config.start_from`."""
+    # They are what an unseen client would receive: the shared leaves, and the mean of the personal
+    # leaves with the last round's weights. The clients' memory, and what the other method trained
+    # in addition to the model, are left out.
     culprit = f"config.start_from={brief(start_from)}"
     try:
         tree = checkpoint.all_arrays(_checkpoint_of(start_from))

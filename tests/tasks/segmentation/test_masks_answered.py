@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_bn.data.domain import Rows, Split
+from fedjax_bn.data.domain import Split
 from fedjax_bn.engine.overlap import score_of
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.segmentation import surface_scores
