@@ -39,8 +39,7 @@ from fedjax_bn.run.experiment.task import (
 )
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training.availability import kept_on_host, read_trace
-from fedjax_bn.training.evaluation.personalization import check_labelled
-from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.experiment import Experiment, check_labelled
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
 from fedjax_bn.training.start import sample_input

@@ -11,8 +11,13 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
 from fedjax_bn.training.availability import kept_on_host
-from fedjax_bn.training.evaluation.personalization import personalization_of
-from fedjax_bn.training.experiment import Evaluation, LocalWork, Participation, Plan
+from fedjax_bn.training.experiment import (
+    Evaluation,
+    LocalWork,
+    Participation,
+    Plan,
+    personalization_of,
+)
 from fedjax_bn.training.workdir import Record
 
 
