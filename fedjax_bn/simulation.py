@@ -39,8 +39,14 @@ from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
 from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator
-from fedjax_bn.training.evaluation.personalization import personalization_of
-from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Participation, Plan
+from fedjax_bn.training.experiment import (
+    Evaluation,
+    Experiment,
+    LocalWork,
+    Participation,
+    Plan,
+    personalization_of,
+)
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, have_trained, samples_a_round, summarize

@@ -18,10 +18,9 @@ from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
-from fedjax_bn.training.callbacks.evaluation import Patience, Scores
+from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
 from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress, Warnings
-from fedjax_bn.training.callbacks.stop import StopRequests
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard, Wandb
 from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -166,9 +167,11 @@ def class_counts(dataset: Dataset) -> bytes:
         names = (on_plot(domain.name) for domain in domains)
         axes.set_xticks(np.arange(clients) + 0.5, names, fontsize=8, rotation=30, ha="right")
         if classes <= 20:
+            short = EngFormatter(places=1, sep="")  # 1.2M
             for (row, column), count in np.ndenumerate(table):
                 color = "white" if count > 0.6 * table.max() else "black"
                 place = {"ha": "center", "va": "center", "size": 7, "color": color}
-                axes.text(column + 0.5, row + 0.5, f"{count:.3g}" if count else "", **place)
+                text = str(count or "") if count < 10_000 else short(count)
+                axes.text(column + 0.5, row + 0.5, text, **place)
     axes.invert_yaxis()
     return png(figure)

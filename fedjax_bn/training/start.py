@@ -109,7 +109,8 @@ def check_shapes(
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         rows = state.weights.shape[0]
-        size, memory = _bytes_of(state), _memory(experiment)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        memory = _memory(experiment)
         if size > memory:
             raise ConfigError(
                 f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
@@ -131,10 +132,6 @@ def check_shapes(
         uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
     trace_adaptations(experiment, state)
-
-
-def _bytes_of(state: FederatedState) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def _memory(experiment: Experiment) -> float:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedjax_bn.training.callbacks.stop import StopRequests
+from fedjax_bn.training.callbacks.evaluation import StopRequests
 from fedjax_bn.training.loop import train
 
 

@@ -16,7 +16,7 @@ from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.build import read_evaluation
 from fedjax_bn.training.evaluation import evaluate
-from fedjax_bn.training.evaluation.personalization import (
+from fedjax_bn.training.experiment import (
     Personalization,
     check_labelled,
     set_aside,

@@ -24,8 +24,8 @@ from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.evaluation import evaluate
-from fedjax_bn.training.evaluation.personalization import Personalization
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.training.experiment import Personalization
 from fedjax_bn.training.loop import train as train_rounds
 from fedjax_bn.training.records import have_trained, out_of_patience, select_round
 from fedjax_bn.training.start import initial_variables

@@ -38,8 +38,15 @@ from fedjax_bn.run.experiment.task import (
 )
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training.availability import kept_on_host, read_trace
-from fedjax_bn.training.evaluation.personalization import check_labelled, personalization_of
-from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Participation, Plan
+from fedjax_bn.training.experiment import (
+    Evaluation,
+    Experiment,
+    LocalWork,
+    Participation,
+    Plan,
+    check_labelled,
+    personalization_of,
+)
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
 from fedjax_bn.training.start import sample_input

@@ -1,5 +1,7 @@
-"""Evaluates some rounds, copies the state of the selected one, and ends a run in time."""
+"""Evaluates some rounds, copies the selected state, and ends a run early, also by a signal."""
 
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.training.records import Record, out_of_patience, select_round
+from fedjax_bn.training.together import any_asked
 
 
 class Scores(NamedTuple):
@@ -45,3 +48,37 @@ class Patience(NamedTuple):
     def on_round_end(self, round: int, state: Any, metrics: Record) -> bool:
         """Returns whether to stop."""
         return out_of_patience(self.records, self.rounds)
+
+
+class StopRequests:
+    """Takes a signal as a request to stop after the round; a second one acts as it usually does.
+
+    Attributes:
+      asked: whether any process of the run was asked to stop.
+    """
+
+    asked = False
+
+    def __init__(self) -> None:
+        self._requested, self._handlers = threading.Event(), {}
+
+    def __enter__(self) -> "StopRequests":
+        # Signals reach only Python's main thread: in others nothing is requested.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup and `&`
+                    self._handlers[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: Any) -> None:
+        self._requested.set()
+        signal.signal(number, self._handlers[number])
+
+    def on_round_end(self, round: int, state: Any, metrics: Record) -> bool:
+        """Returns whether to stop, the same in all processes."""
+        self.asked = any_asked(self._requested.is_set())
+        return self.asked

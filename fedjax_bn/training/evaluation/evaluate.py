@@ -39,8 +39,7 @@ from fedjax_bn.training.evaluation.answers import (
     answering,
     measures_of,
 )
-from fedjax_bn.training.evaluation.personalization import set_aside
-from fedjax_bn.training.experiment import Evaluation, Experiment
+from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
 from fedjax_bn.training.programs import made_once
