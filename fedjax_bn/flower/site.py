@@ -319,11 +319,12 @@ class _Task:
         Raises WorkdirError if a file of it is lost, ValueError if the server freezes other leaves.
         """
         frozen, begin = self._frozen(), self.order.begin
-        if not begin:
-            start = own_of(self.site.start(), 0)
-            return jax.device_get(start._replace(frozen=frozen))
-        like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
-        return load_own(self.place, begin, like._replace(frozen=()))._replace(frozen=frozen)
+        if begin:
+            like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
+            part = load_own(self.place, begin, like._replace(frozen=()))
+        else:
+            part = jax.device_get(own_of(self.site.start(), 0))
+        return part._replace(frozen=frozen)
 
     def _frozen(self) -> Any:
         """Returns the frozen leaves, of which the server sends the hash; writes them once."""
