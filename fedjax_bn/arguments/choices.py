@@ -27,21 +27,13 @@ _REFUSED: ContextVar[Callable[[str], str]] = ContextVar("refused", default=lambd
 
 
 class Argument(NamedTuple):
-    """An argument of a function, or a key of the configuration.
+    """An argument of a function, or a key of the configuration."""
 
-    Attributes:
-      kind: the type of its values: bool, int, float, str, or a tuple of texts.
-      default: `REQUIRED` if it has no default; if the default is None, None is allowed too.
-      range: the allowed values of this type.
-      meaning: what it is for, of keys of the configuration.
-      is_choice: whether its value may be a choice with arguments of its own.
-    """
-
-    kind: type
-    default: Any
-    range: Range = BY_KIND[bool]
-    meaning: str = ""
-    is_choice: bool = False
+    kind: type  # the type of its values: bool, int, float, str, or a tuple of texts
+    default: Any  # `REQUIRED` if it has no default; if the default is None, None is allowed too
+    range: Range = BY_KIND[bool]  # the allowed values of this type
+    meaning: str = ""  # what it is for, of keys of the configuration
+    is_choice: bool = False  # whether its value may be a choice with arguments of its own
 
 
 def read_choice(

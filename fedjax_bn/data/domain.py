@@ -89,52 +89,39 @@ def blocks(array: np.ndarray | Rows, size: int = _BLOCK) -> Iterator[np.ndarray]
 
 
 class Split(NamedTuple):
-    """Samples with their labels.
+    """Samples with their labels."""
 
-    Attributes:
-      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of
-        a larger one that are gathered when used.
-      labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
-      names: str[N], the origin of each sample; samples with the same name belong together. None if
-        the source does not name samples.
-    """
-
+    # u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of a larger
+    # one that are gathered when used
     images: np.ndarray | Rows
-    labels: PyTree
+    labels: PyTree  # i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`
+    # str[N], the origin of each sample; samples with the same name belong together. None if the
+    # source does not name samples
     names: np.ndarray | None = None
 
 
 class Domain(NamedTuple):
-    """Data of one appearance: a client, or an unseen client.
-
-    Attributes:
-      train: None if all samples are held out for testing.
-      validation: None if no samples validate.
-      test: the same object as `validation` if no samples are kept for testing.
-    """
+    """Data of one appearance: a client, or an unseen client."""
 
     name: str
-    train: Split | None
-    validation: Split | None
-    test: Split
+    train: Split | None  # None if all samples are held out for testing
+    validation: Split | None  # None if no samples validate
+    test: Split  # the same object as `validation` if no samples are kept for testing
 
 
 class Dataset(NamedTuple):
-    """Domains that share their classes and the form of their samples.
-
-    Attributes:
-      mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
-      classes: their names, in the order of the labels; empty if they have none.
-      key: a digest of the content, which the fingerprint of samples with names includes, see
-        `source.Source`.
-    """
+    """Domains that share their classes and the form of their samples."""
 
     name: str
     num_classes: int
     domains: tuple[Domain, ...]
+    # mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    # their names, in the order of the labels; empty if they have none
     classes: tuple[str, ...] = ()
+    # a digest of the content, which the fingerprint of samples with names includes, see
+    # `source.Source`
     key: str = ""
 
 

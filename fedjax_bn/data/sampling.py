@@ -21,17 +21,11 @@ PyTree = Any
 
 
 class ClientData(NamedTuple):
-    """Training data of K clients, padded to the largest.
+    """Training data of K clients, padded to the largest."""
 
-    Attributes:
-      images: u8[K, N, H, W, C] or f32[K, N, F].
-      labels: i32[K, N], or a tree of arrays [K, N, ...].
-      sizes: i32[K], each client's number of samples without padding.
-    """
-
-    images: jax.Array
-    labels: PyTree
-    sizes: jax.Array
+    images: jax.Array  # u8[K, N, H, W, C] or f32[K, N, F]
+    labels: PyTree  # i32[K, N], or a tree of arrays [K, N, ...]
+    sizes: jax.Array  # i32[K], each client's number of samples without padding
 
 
 def stack_clients(splits: Sequence[Split]) -> ClientData:
@@ -63,15 +57,11 @@ def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) ->
 
 
 class Draw(NamedTuple):
-    """Which samples a round trains on.
+    """Which samples a round trains on."""
 
-    Attributes:
-      index: i32[C, S, B], positions among the client's samples; arbitrary where `valid` is False.
-      valid: bool[C, S, B], False for padding.
-    """
-
+    # i32[C, S, B], positions among the client's samples; arbitrary where `valid` is False
     index: jax.Array  # type: ignore[assignment]  # a tuple has a method of this name
-    valid: jax.Array
+    valid: jax.Array  # bool[C, S, B], False for padding
 
 
 Sampler = Callable[[jax.Array, jax.Array, int, jax.Array], Draw]

@@ -20,48 +20,37 @@ PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Pool(NamedTuple):
-    """All samples of one domain.
+    """All samples of one domain."""
 
-    Attributes:
-      name: of the domain.
-      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped.
-      labels: i32[N], indices into the source's classes; or boxes or masks, see `label_trees`.
-      names: str[N], the origin of each sample, such as its path in the dataset's folder, with / on
-        every system. Samples with the same name (windows of one recording, corruptions of one
-        photograph), in this or another domain, belong together: no split separates them.
-      parts: i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None without such a split.
-    """
-
-    name: str
+    name: str  # of the domain
+    # u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped
     images: np.ndarray
+    # i32[N], indices into the source's classes; or boxes or masks, see `label_trees`
     labels: PyTree
+    # str[N], the origin of each sample, such as its path in the dataset's folder, with / on every
+    # system. Samples with the same name (windows of one recording, corruptions of one photograph),
+    # in this or another domain, belong together: no split separates them
     names: np.ndarray
+    # i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None without such a split
     parts: np.ndarray | None = None
 
 
 class Source(NamedTuple):
-    """A dataset as its authors publish it: domains that share their classes.
+    """A dataset as its authors publish it: domains that share their classes."""
 
-    Attributes:
-      name: of the dataset.
-      classes: their names, in the order of the labels.
-      pools: one per domain.
-      mean, std: per channel (or one for all); images reach a model as (u8/255 - mean)/std.
-      notes: sentences for the user on what was converted, skipped or differs from the publication.
-      groups: name -> domains that may be left out together, such as "noise" -> the corruptions of
-        that type.
-      key: a digest of the content that is the same on any machine (of checksums or sizes of files,
-        not of times), or ""; the fingerprint of a dataset includes it.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    pools: tuple[Pool, ...]
+    name: str  # of the dataset
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    pools: tuple[Pool, ...]  # one per domain
+    # mean, std: per channel (or one for all); images reach a model as (u8/255 - mean)/std
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    # sentences for the user on what was converted, skipped or differs from the publication
     notes: tuple[str, ...] = ()
     # Read-only, because all sources share the default.
+    # name -> domains that may be left out together, such as "noise" -> the corruptions of that type
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    # a digest of the content that is the same on any machine (of checksums or sizes of files, not
+    # of times), or ""; the fingerprint of a dataset includes it
     key: str = ""
 
 

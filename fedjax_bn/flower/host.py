@@ -33,18 +33,15 @@ _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address i
 
 
 class Kept(NamedTuple):
-    """What the server keeps between rounds; the content of its checkpoints.
+    """What the server keeps between rounds; the content of its checkpoints."""
 
-    Attributes:
-      state: the federation's state, [K] where it is by client; the clients' own parts are ().
-      served: the mean of the personal leaves that an unseen client receives, from the last round in
-        which a client of positive weight took part; () if clients do not send them.
-      taken: i32[K], for each client the number of rounds finished when its last accepted upload was
-        added; 0 before.
-    """
-
+    # the federation's state, [K] where it is by client; the clients' own parts are ()
     state: FederatedState
+    # the mean of the personal leaves that an unseen client receives, from the last round in which a
+    # client of positive weight took part; () if clients do not send them
     served: PyTree
+    # i32[K], for each client the number of rounds finished when its last accepted upload was added;
+    # 0 before
     taken: jax.Array
 
     round = property(lambda self: self.state.round)

@@ -62,26 +62,21 @@ class _Member(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The clients that the server has met.
+    """The clients that the server has met."""
 
-    Attributes:
-      members: client -> member, for clients that are connected.
-      again: node that was refused or asked again -> the time from `time.monotonic` at which it may
-        be asked the next time.
-      sizes: client -> the size that it reported last, also for clients that have gone.
-      names: client -> its name in the records, which stays.
-      keys: client -> the fingerprint of the key to which its number is bound.
-      refused: node, with the fingerprint of its key -> why it was refused since the last record.
-      misfits: nodes of members that answered otherwise than they had presented themselves; `meet`
-        asks them again.
-    """
-
-    members: Mapping[int, _Member] = {}
+    members: Mapping[int, _Member] = {}  # client -> member, for clients that are connected
+    # node that was refused or asked again -> the time from `time.monotonic` at which it may be
+    # asked the next time
     again: Mapping[int, float] = {}
+    # client -> the size that it reported last, also for clients that have gone
     sizes: Mapping[int, int] = {}
-    names: Mapping[int, str] = {}
+    names: Mapping[int, str] = {}  # client -> its name in the records, which stays
+    # client -> the fingerprint of the key to which its number is bound
     keys: Mapping[int, str] = {}
+    # node, with the fingerprint of its key -> why it was refused since the last record
     refused: Mapping[str, str] = {}
+    # nodes of members that answered otherwise than they had presented themselves; `meet` asks them
+    # again
     misfits: Set[int] = frozenset()
 
     def name(self, client: int) -> str:
@@ -90,17 +85,11 @@ class Met(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """An accepted upload, with NumPy arrays.
+    """An accepted upload, with NumPy arrays."""
 
-    Attributes:
-      upload: the client's upload.
-      personal: the personal leaves that were sent too; () for none.
-      norm: the norm of the client's update.
-    """
-
-    upload: Upload
-    personal: PyTree
-    norm: float
+    upload: Upload  # the client's upload
+    personal: PyTree  # the personal leaves that were sent too; () for none
+    norm: float  # the norm of the client's update
 
 
 def read_clients(place: Path, clients: int) -> Met:

@@ -32,30 +32,22 @@ class MisfitError(ValueError):
 
 
 class Order(NamedTuple):
-    """The header of the server's message to a client.
+    """The header of the server's message to a client."""
 
-    Attributes:
-      federation: the name of the federation; a client has one own part for each.
-      method: the configured method's name.
-      begin: the number of rounds finished when the server last accepted an upload of this client;
-        the client begins with its own part after that round. 0 is the common start.
-      population: K, the number of all clients.
-      longest: the number of samples of the largest client, to which the batch size is cut; 0 if no
-        client reports its size.
-      serve_unseen: whether the server asks for the client's personal leaves.
-      frozen: the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0
-        and which the client keeps for the later rounds; "" without frozen leaves.
-      round: the round that is played or evaluated, from 1; 0 in a question for a `Hello`.
-    """
-
-    federation: str
-    method: str
+    federation: str  # the name of the federation; a client has one own part for each
+    method: str  # the configured method's name
+    # the number of rounds finished when the server last accepted an upload of this client; the
+    # client begins with its own part after that round. 0 is the common start
     begin: int
-    population: int
+    population: int  # K, the number of all clients
+    # the number of samples of the largest client, to which the batch size is cut; 0 if no client
+    # reports its size
     longest: int
-    serve_unseen: bool
+    serve_unseen: bool  # whether the server asks for the client's personal leaves
+    # the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0 and which
+    # the client keeps for the later rounds; "" without frozen leaves
     frozen: str = ""
-    round: int = 0
+    round: int = 0  # the round that is played or evaluated, from 1; 0 in a question for a `Hello`
 
 
 class Answer(NamedTuple):
@@ -68,21 +60,13 @@ class Answer(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """How a client presents itself.
+    """How a client presents itself."""
 
-    Attributes:
-      name: the name for the records; "" for client-NUMBER.
-      size: the number of training samples; 0 if the client does not report it.
-      losses: whether the client reports the losses of its training.
-      scores: whether the client reports the accuracies of its model.
-      form: the form of its samples, `domain.form_of` as JSON without names.
-    """
-
-    name: str
-    size: int
-    losses: bool
-    scores: bool
-    form: str
+    name: str  # the name for the records; "" for client-NUMBER
+    size: int  # the number of training samples; 0 if the client does not report it
+    losses: bool  # whether the client reports the losses of its training
+    scores: bool  # whether the client reports the accuracies of its model
+    form: str  # the form of its samples, `domain.form_of` as JSON without names
 
 
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

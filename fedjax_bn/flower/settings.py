@@ -23,36 +23,26 @@ _Settings = TypeVar("_Settings", bound=NamedTuple)
 
 
 class Run(NamedTuple):
-    """The run config.
+    """The run config."""
 
-    Attributes:
-      config: a config file in the app's folder or elsewhere, or the name of a packaged config.
-      changes: changes of the config's keys, `key=value,key=value`.
-      clients: K, the number of all clients, which are numbered from 0.
-      minimum: the number of good uploads that a round needs; 0 for every client that is asked.
-      workdir: the server's folder.
-      time_limit: seconds for which a round waits for its clients.
-      attempts: how often a round is tried before the server gives up.
-      size_bound: the largest number of samples that a client may report.
-      client_keys: to which keys of SuperNodes the clients' numbers are bound: "first" for the key
-        that presents itself first as a client, "any" for none, or a fingerprint for each client,
-        separated by commas, as `ssh-keygen -lf` shows it: "SHA256:...".
-      norm_bound: the largest accepted norm of a client's update, of its message, and of its
-        personal leaves.
-      serve_unseen: whether clients send their personal leaves too, so that the server can serve
-        unseen clients with their mean.
-    """
-
+    # a config file in the app's folder or elsewhere, or the name of a packaged config
     config: str = ""
-    changes: str = ""
-    clients: int = 0
+    changes: str = ""  # changes of the config's keys, `key=value,key=value`
+    clients: int = 0  # K, the number of all clients, which are numbered from 0
+    # the number of good uploads that a round needs; 0 for every client that is asked
     minimum: int = 0
-    workdir: str = "runs/flower"
-    time_limit: float = 600.0
-    attempts: int = 3
-    size_bound: int = 1_000_000
+    workdir: str = "runs/flower"  # the server's folder
+    time_limit: float = 600.0  # seconds for which a round waits for its clients
+    attempts: int = 3  # how often a round is tried before the server gives up
+    size_bound: int = 1_000_000  # the largest number of samples that a client may report
+    # to which keys of SuperNodes the clients' numbers are bound: "first" for the key that presents
+    # itself first as a client, "any" for none, or a fingerprint for each client, separated by
+    # commas, as `ssh-keygen -lf` shows it: "SHA256:..."
     client_keys: str = "first"
+    # the largest accepted norm of a client's update, of its message, and of its personal leaves
     norm_bound: float = 1e6
+    # whether clients send their personal leaves too, so that the server can serve unseen clients
+    # with their mean
     serve_unseen: bool = False
 
     def listed_keys(self) -> dict[int, str]:
@@ -62,26 +52,19 @@ class Run(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The node config of a client.
+    """The node config of a client."""
 
-    Attributes:
-      client: the client's number, from 0.
-      folder: the folder for its personal leaves and the memory of its method.
-      data: its file or folder of samples, instead of the config's `data.path`; empty: the client
-        of this number in the config's data.
-      domain: its domain, if its own data hold several.
-      name: its name in the server's records; empty: client-NUMBER.
-      report: what it reports to the server: any of sizes, losses and accuracies, separated by
-        commas, or "nothing".
-      serve_unseen: whether it sends its personal leaves if the run config asks for them.
-    """
-
-    client: int = -1
-    folder: str = ""
+    client: int = -1  # the client's number, from 0
+    folder: str = ""  # the folder for its personal leaves and the memory of its method
+    # its file or folder of samples, instead of the config's `data.path`; empty: the client of this
+    # number in the config's data
     data: str = ""
-    domain: str = ""
-    name: str = ""
+    domain: str = ""  # its domain, if its own data hold several
+    name: str = ""  # its name in the server's records; empty: client-NUMBER
+    # what it reports to the server: any of sizes, losses and accuracies, separated by commas, or
+    # "nothing"
     report: str = ",".join(_REPORTS)
+    # whether it sends its personal leaves if the run config asks for them
     serve_unseen: bool = False
 
     def reports(self, kind: str) -> bool:

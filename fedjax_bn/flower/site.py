@@ -59,23 +59,16 @@ _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
 class _Site(NamedTuple):
-    """A client's model, data and training.
+    """A client's model, data and training."""
 
-    Attributes:
-      config: the configuration, see `deployed`.
-      experiment: the experiment of this configuration, with this client's domain alone.
-      start: makes the common start, a state with the row of one client.
-      like: the form of that state.
-      node: the node config.
-      train: `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled
-        once for each population and longest of an order.
-    """
-
-    config: ConfigDict
-    experiment: Experiment
+    config: ConfigDict  # the configuration, see `deployed`
+    experiment: Experiment  # the experiment of this configuration, with this client's domain alone
+    # makes the common start, a state with the row of one client
     start: Callable[[], FederatedState]
-    like: FederatedState
-    node: Node
+    like: FederatedState  # the form of that state
+    node: Node  # the node config
+    # `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled once
+    # for each population and longest of an order
     train: _Train
 
 

@@ -62,27 +62,16 @@ _OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
-    """What to test.
+    """What to test."""
 
-    Attributes:
-      source: a config file whose data and adaptations are taken; empty: the run's own.
-      changes: (key, text) pairs, changes of that configuration.
-      name: of the files that are written.
-      internal: whether the internal clients are tested too (FedIG, Table 12).
-      alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
-      tsne: whether features are plotted (FedIG, Fig. 4b).
-      resize: whether u8 images of another size are stretched to the run's.
-      trust: whether to import code that the run's folder names.
-    """
-
-    source: str = ""
-    changes: Sequence[tuple[str, str]] = ()
-    name: str = "evaluation"
-    internal: bool = False
-    alphas: bool = False
-    tsne: bool = False
-    resize: bool = False
-    trust: bool = False
+    source: str = ""  # a config file whose data and adaptations are taken; empty: the run's own
+    changes: Sequence[tuple[str, str]] = ()  # (key, text) pairs, changes of that configuration
+    name: str = "evaluation"  # of the files that are written
+    internal: bool = False  # whether the internal clients are tested too (FedIG, Table 12)
+    alphas: bool = False  # whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9)
+    tsne: bool = False  # whether features are plotted (FedIG, Fig. 4b)
+    resize: bool = False  # whether u8 images of another size are stretched to the run's
+    trust: bool = False  # whether to import code that the run's folder names
 
 
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:

@@ -35,20 +35,13 @@ class Personalization(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """Who takes part in the rounds of a run.
+    """Who takes part in the rounds of a run."""
 
-    Attributes:
-      drawn: clients drawn for a round; 0 for all.
-      draw: "uniform", or "by_size" in proportion to their samples.
-      dropout: probability that a drawn client drops out of the round.
-      trace: as `availability.read_trace` returns it.
-      on_host: whether the clients' own parts are kept on the host, see `training.population`.
-    """
-
-    drawn: int = 0
-    draw: str = "uniform"
-    dropout: float = 0.0
-    trace: np.ndarray | None = None
+    drawn: int = 0  # clients drawn for a round; 0 for all
+    draw: str = "uniform"  # "uniform", or "by_size" in proportion to their samples
+    dropout: float = 0.0  # probability that a drawn client drops out of the round
+    trace: np.ndarray | None = None  # as `availability.read_trace` returns it
+    # whether the clients' own parts are kept on the host, see `training.population`
     on_host: bool = False
 
 
@@ -67,13 +60,7 @@ class LocalWork(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the loop over rounds does and writes; other fields mean what their keys mean.
-
-    Attributes:
-      keys: dotted key -> value of the whole configuration, as config.json has it.
-      follows: the key whose schedule depends on the number of rounds, see `method.follows_rounds`.
-      privacy: `privacy(rounds)` returns the record of `describe_privacy` after that many rounds.
-    """
+    """What the loop over rounds does and writes; other fields mean what their keys mean."""
 
     method: str
     seed: int
@@ -90,60 +77,49 @@ class Plan(NamedTuple):
     model: str = ""
     start_from: str = ""
     pretrained: str = ""
+    # dotted key -> value of the whole configuration, as config.json has it
     keys: Mapping[str, Any] = MappingProxyType({})
+    # the key whose schedule depends on the number of rounds, see `method.follows_rounds`
     follows: str = ""
+    # `privacy(rounds)` returns the record of `describe_privacy` after that many rounds
     privacy: Callable[[int], Record] = lambda rounds: {}
 
 
 class Evaluation(NamedTuple):
-    """How clients are tested; other fields mean what their keys mean.
-
-    Attributes:
-      clients: how many are evaluated, drawn from `seed`; 0 for all.
-      device_megabytes: test data up to this size stay on the device.
-      personalization: how a client adapts first; None if clients do not adapt.
-    """
+    """How clients are tested; other fields mean what their keys mean."""
 
     batch_size: int = 500
-    device_megabytes: int = 4000
-    clients: int = 0
+    device_megabytes: int = 4000  # test data up to this size stay on the device
+    clients: int = 0  # how many are evaluated, drawn from `seed`; 0 for all
     seed: int = 0
     eval_unseen: str = "always"
     eval_train_loss: bool = False
     validate_with: str = "own"
+    # how a client adapts first; None if clients do not adapt
     personalization: Personalization | None = None
 
 
 class Experiment(NamedTuple):
-    """Everything that a run reads from the configuration, built and checked.
+    """Everything that a run reads from the configuration, built and checked."""
 
-    Attributes:
-      model: a linen module, or what `models.from_nnx` makes; wrapped by `models.precision.in_dtype`
-        if it computes in another dtype.
-      method: the federated method, whose batches hold images or numbers of samples in a source.
-      internal: the clients, as the domains of a dataset.
-      unseen: the domains that do not train.
-      prepare: stored images -> what the model reads.
-      adaptations: text -> how unseen clients predict.
-      notes: messages for the user about the data and the start.
-      mesh: the devices over which the method's clients are shared out; None for one.
-      validates: the key that needs validation samples during training; "" for none.
-    """
-
+    # a linen module, or what `models.from_nnx` makes; wrapped by `models.precision.in_dtype` if it
+    # computes in another dtype
     model: Any
+    # the federated method, whose batches hold images or numbers of samples in a source
     method: FederatedMethod
-    internal: Dataset
-    unseen: tuple[Domain, ...]
-    prepare: Prepare
-    adaptations: dict[str, Choice]
-    notes: tuple[str, ...]
+    internal: Dataset  # the clients, as the domains of a dataset
+    unseen: tuple[Domain, ...]  # the domains that do not train
+    prepare: Prepare  # stored images -> what the model reads
+    adaptations: dict[str, Choice]  # text -> how unseen clients predict
+    notes: tuple[str, ...]  # messages for the user about the data and the start
     participation: Participation
     work: LocalWork
     plan: Plan
     evaluation: Evaluation = Evaluation()
+    # the devices over which the method's clients are shared out; None for one
     mesh: Mesh | None = None
     task: Task = classification()
-    validates: str = ""
+    validates: str = ""  # the key that needs validation samples during training; "" for none
 
     def train_sizes(self) -> list[int]:
         """Returns the numbers of the clients' training samples."""

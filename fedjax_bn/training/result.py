@@ -16,22 +16,15 @@ from fedjax_bn.training.records import Record, have_trained
 
 
 class Result(NamedTuple):
-    """A trained federation. `print(result)` shows its table of accuracies.
+    """A trained federation. `print(result)` shows its table of accuracies."""
 
-    Attributes:
-      method: the method that was trained.
-      state: the federation after the selected round; of a run whose clients' rows are on the
-        host, a `PopulationState`.
-      clients: the clients' names, in the order of the state's rows.
-      summary: the record that the command line writes as `summary.json`.
-      history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
-    """
-
-    method: FederatedMethod
+    method: FederatedMethod  # the method that was trained
+    # the federation after the selected round; of a run whose clients' rows are on the host, a
+    # `PopulationState`
     state: FederatedState | PopulationState
-    clients: tuple[str, ...]
-    summary: Record
-    history: list[Record]
+    clients: tuple[str, ...]  # the clients' names, in the order of the state's rows
+    summary: Record  # the record that the command line writes as `summary.json`
+    history: list[Record]  # one record a round, as in `metrics.jsonl`: losses, weights, accuracies
 
     @property
     def accuracy(self) -> Record:

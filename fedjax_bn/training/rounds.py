@@ -64,15 +64,11 @@ _THREADS = 8
 
 
 class Rounds(NamedTuple):
-    """How the rounds of a run get their data.
+    """How the rounds of a run get their data."""
 
-    Attributes:
-      note: a message on where the data are, and why.
-      compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
-        and donates the state.
-    """
-
-    note: str
+    note: str  # a message on where the data are, and why
+    # `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round and
+    # donates the state
     compile: Callable[[Any], Callable[[Any], tuple]]
 
 
@@ -96,18 +92,12 @@ def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
 
 
 class _Drawn(NamedTuple):
-    """The clients drawn for a round, and their samples.
+    """The clients drawn for a round, and their samples."""
 
-    Attributes:
-      client: i32[C], numbers of the clients in order; None for all K.
-      rows: i32[P], the client number of each row of batches; K for padding rows.
-      samples: of each row; padding rows have no valid ones.
-      present: {"participates": bool[P]}, which of the rows take part; {} if all do.
-    """
-
-    client: jax.Array | None
-    rows: jax.Array
-    samples: Draw
+    client: jax.Array | None  # i32[C], numbers of the clients in order; None for all K
+    rows: jax.Array  # i32[P], the client number of each row of batches; K for padding rows
+    samples: Draw  # of each row; padding rows have no valid ones
+    # {"participates": bool[P]}, which of the rows take part; {} if all do
     present: dict[str, jax.Array]
 
 

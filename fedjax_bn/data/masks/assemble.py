@@ -42,32 +42,23 @@ _FORM = 4  # raise it when the same files would give other masks
 
 
 class Pair(NamedTuple):
-    """An image and its mask.
+    """An image and its mask."""
 
-    Attributes:
-      image, mask: the files.
-      name: of the sample, such as its image's file. Samples with one name are never separated.
-      part: TRAIN, VALIDATION or TEST; None if the dataset does not divide its images.
-    """
-
-    image: Path
+    image: Path  # image, mask: the files
     mask: Path
-    name: str
+    name: str  # of the sample, such as its image's file. Samples with one name are never separated
+    # TRAIN, VALIDATION or TEST; None if the dataset does not divide its images
     part: int | None = None
 
 
 class ImageSquares(NamedTuple):
-    """The conversion of images and masks into squares of one size.
+    """The conversion of images and masks into squares of one size."""
 
-    Attributes:
-      image_size: pixels a side.
-      large: "resize" stretches an image to the square; "tiles" cuts it at its own resolution, see
-        `decode.cut`.
-      cache, progress, max_megapixels, orientation: see `pixels.decode`.
-    """
-
-    image_size: int
+    image_size: int  # pixels a side
+    # "resize" stretches an image to the square; "tiles" cuts it at its own resolution, see
+    # `decode.cut`
     large: str = RESIZE
+    # cache, progress, max_megapixels, orientation: see `pixels.decode`
     cache: str | Path | None = None
     progress: bool = True
     max_megapixels: float = MEGAPIXELS
@@ -75,31 +66,25 @@ class ImageSquares(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """The conversion of pairs of one kind of file.
+    """The conversion of pairs of one kind of file."""
 
-    Attributes:
-      squares: has `image_size`, `cache` and `progress`, see `ImageSquares`.
-      form: differs from other conversions', for the name in the cache.
-      look: `look(pair) -> (count, values)`: of its squares, and bool[256] of its mask.
-      convert: `convert(pair, table) -> (squares, result)`: squares u8[count, S, S, 4], three
-        channels and the classes; `table` u8[256] has the class of a value.
-      describe: `describe(results) -> notes` on the results of all pairs, in their order.
-      numbered: whether squares have the number of their pair as `volume`, to be scored together.
-      spacing: `spacing(pair)`, in millimetres as in `label_trees`; None if it is unknown.
-      mean, std: as in `Source`; by default images reach a model as u8/255.
-      threads: at most; None for the machine's.
-    """
-
-    squares: Any
-    form: str
+    squares: Any  # has `image_size`, `cache` and `progress`, see `ImageSquares`
+    form: str  # differs from other conversions', for the name in the cache
+    # `look(pair) -> (count, values)`: of its squares, and bool[256] of its mask
     look: Callable[[Pair], tuple[int, np.ndarray]]
+    # `convert(pair, table) -> (squares, result)`: squares u8[count, S, S, 4], three channels and
+    # the classes; `table` u8[256] has the class of a value
     convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
+    # `describe(results) -> notes` on the results of all pairs, in their order
     describe: Callable[[Sequence[Any]], tuple[str, ...]]
+    # whether squares have the number of their pair as `volume`, to be scored together
     numbered: bool = True
+    # `spacing(pair)`, in millimetres as in `label_trees`; None if it is unknown
     spacing: Callable[[Pair], tuple[float, float, float]] | None = None
+    # mean, std: as in `Source`; by default images reach a model as u8/255
     mean: tuple[float, ...] = (0.0,) * 3
     std: tuple[float, ...] = (1.0,) * 3
-    threads: int | None = None
+    threads: int | None = None  # at most; None for the machine's
 
 
 def convert_images(squares: ImageSquares) -> Conversion:

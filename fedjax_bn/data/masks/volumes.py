@@ -35,38 +35,26 @@ _ROUNDING = 1e-3  # by which resampling and scaling may change a label
 
 
 class Slices(NamedTuple):
-    """The conversion of volumes into square slices.
+    """The conversion of volumes into square slices."""
 
-    Attributes:
-      image_size: pixels a side.
-      channels: "neighbours" or "repeated", see above.
-      crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
-      plane: of the slices: "axial", "coronal" or "sagittal".
-      window: (low, high), the intensities in the file's units that become 0 and 255, such as -160
-        and 240 in CT; () for those of each volume, see above.
-      cache, progress: see `pixels.decode`.
-    """
-
-    image_size: int
-    channels: str = NEIGHBOURS
+    image_size: int  # pixels a side
+    channels: str = NEIGHBOURS  # "neighbours" or "repeated", see above
+    # pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice
     crop: int = 0
-    plane: str = AXIAL
+    plane: str = AXIAL  # of the slices: "axial", "coronal" or "sagittal"
+    # (low, high), the intensities in the file's units that become 0 and 255, such as -160 and 240
+    # in CT; () for those of each volume, see above
     window: tuple[float, ...] = ()
-    cache: str | Path | None = None
+    cache: str | Path | None = None  # cache, progress: see `pixels.decode`
     progress: bool = True
 
 
 class _Grid(NamedTuple):
-    """The voxels of a volume along columns, rows and slices, in this order.
+    """The voxels of a volume along columns, rows and slices, in this order."""
 
-    Attributes:
-      shape: their numbers.
-      affine: f64[4, 4], from a voxel's indices to its place in millimetres.
-      turn: f64[3, 2], nibabel's orientation, which brings the file's axes into this order.
-    """
-
-    shape: tuple[int, int, int]
-    affine: np.ndarray
+    shape: tuple[int, int, int]  # their numbers
+    affine: np.ndarray  # f64[4, 4], from a voxel's indices to its place in millimetres
+    # f64[3, 2], nibabel's orientation, which brings the file's axes into this order
     turn: np.ndarray
 
 

@@ -40,15 +40,10 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by
 
 
 class LabelAugment(NamedTuple):
-    """An augmentation that moves labels with their images, pure and jittable.
+    """An augmentation that moves labels with their images, pure and jittable."""
 
-    Attributes:
-      change: `change(key, batch) -> batch`.
-      moves: the labels that it moves, `label_trees.BOXES` or `label_trees.MASK`.
-    """
-
-    change: Callable[[jax.Array, dict[str, Any]], dict[str, Any]]
-    moves: str
+    change: Callable[[jax.Array, dict[str, Any]], dict[str, Any]]  # `change(key, batch) -> batch`
+    moves: str  # the labels that it moves, `label_trees.BOXES` or `label_trees.MASK`
 
 
 def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:

@@ -37,30 +37,20 @@ Aliases = Mapping[str, tuple[str, ...]]
 
 
 class Published(NamedTuple):
-    """What a dataset of image folders is, according to its publication.
+    """What a dataset of image folders is, according to its publication."""
 
-    Attributes:
-      name: of the dataset, as in `data.name`.
-      title, about: its name in the publication, and what it shows, in a few words.
-      domains: their names, with aliases.
-      classes: likewise, in the order of the labels.
-      counts: images of each domain; empty if the publication does not state them.
-      where: the form of the folder and where to fetch it; error messages end with it.
-      mean, std: as in `Source`; by default those of ImageNet.
-      image_size: pixels a side, as in the methods' papers.
-      parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
-    """
-
-    name: str
-    title: str
+    name: str  # of the dataset, as in `data.name`
+    title: str  # title, about: its name in the publication, and what it shows, in a few words
     about: str
-    domains: Aliases
-    classes: Aliases = MappingProxyType({})
+    domains: Aliases  # their names, with aliases
+    classes: Aliases = MappingProxyType({})  # likewise, in the order of the labels
+    # images of each domain; empty if the publication does not state them
     counts: Mapping[str, int] = MappingProxyType({})
-    where: str = ""
-    mean: tuple[float, ...] = IMAGENET[0]
+    where: str = ""  # the form of the folder and where to fetch it; error messages end with it
+    mean: tuple[float, ...] = IMAGENET[0]  # mean, std: as in `Source`; by default those of ImageNet
     std: tuple[float, ...] = IMAGENET[1]
-    image_size: int = 224
+    image_size: int = 224  # pixels a side, as in the methods' papers
+    # folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg
     parts: Mapping[str, int] = MappingProxyType({})
 
 

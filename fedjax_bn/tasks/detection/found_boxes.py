@@ -16,23 +16,14 @@ _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
 
 
 class BoxPicture(NamedTuple):
-    """An image with its detections and true boxes.
+    """An image with its detections and true boxes."""
 
-    Attributes:
-      image: u8[H, W, 3].
-      boxes: corners f[D, 4] of the detections in [0, 1] of the image, best first.
-      scores: f[D].
-      classes: i32[D]; -1 where there is nothing.
-      true_boxes: corners f[M, 4] in [0, 1] of the image.
-      true_classes: i32[M]; below 0 where there is nothing to find.
-    """
-
-    image: np.ndarray
-    boxes: np.ndarray
-    scores: np.ndarray
-    classes: np.ndarray
-    true_boxes: np.ndarray
-    true_classes: np.ndarray
+    image: np.ndarray  # u8[H, W, 3]
+    boxes: np.ndarray  # corners f[D, 4] of the detections in [0, 1] of the image, best first
+    scores: np.ndarray  # f[D]
+    classes: np.ndarray  # i32[D]; -1 where there is nothing
+    true_boxes: np.ndarray  # corners f[M, 4] in [0, 1] of the image
+    true_classes: np.ndarray  # i32[M]; below 0 where there is nothing to find
 
 
 def found_boxes(rows: Mapping[str, Sequence[BoxPicture]], names: Sequence[str]) -> bytes:

@@ -39,17 +39,12 @@ _LEAST = 1e-7  # keeps quotients finite
 
 
 class Recipe(NamedTuple):
-    """The settings of the loss.
+    """The settings of the loss."""
 
-    Attributes:
-      box, objectness, classes: the gains g, at least 0.
-      scaled: whether the factors (S / 640)^2 and C / 80 above apply.
-    """
-
-    box: float = 0.05
+    box: float = 0.05  # box, objectness, classes: the gains g, at least 0
     objectness: float = 1.0
     classes: float = 0.5
-    scaled: bool = True
+    scaled: bool = True  # whether the factors (S / 640)^2 and C / 80 above apply
 
 
 def detection_loss(

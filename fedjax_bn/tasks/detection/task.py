@@ -35,54 +35,36 @@ _SCORES = {"mAP50": THRESHOLDS[:1], "mAP50-95": THRESHOLDS}
 
 
 class Detections(NamedTuple):
-    """The detections in images, best first.
+    """The detections in images, best first."""
 
-    Attributes:
-      boxes: corners f[B, D, 4] in [0, 1] of the image; 0 where there is nothing.
-      scores: f[B, D] in [0, 1]; 0 where there is nothing.
-      classes: i32[B, D]; -1 where there is nothing.
-    """
-
-    boxes: jax.Array
-    scores: jax.Array
-    classes: jax.Array
+    boxes: jax.Array  # corners f[B, D, 4] in [0, 1] of the image; 0 where there is nothing
+    scores: jax.Array  # f[B, D] in [0, 1]; 0 where there is nothing
+    classes: jax.Array  # i32[B, D]; -1 where there is nothing
 
 
 class DetectedImages(NamedTuple):
-    """Detections and true boxes of N images.
+    """Detections and true boxes of N images."""
 
-    Attributes:
-      boxes: corners f[N, D, 4] of detections, in the unit of `true_boxes`.
-      scores: f[N, D].
-      classes: i32[N, D]; -1 where there is nothing.
-      true_boxes: corners f[N, M, 4].
-      true_classes: i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c;
-        detections that match a crowd are neither right nor wrong.
-    """
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    classes: np.ndarray
-    true_boxes: np.ndarray
+    boxes: np.ndarray  # corners f[N, D, 4] of detections, in the unit of `true_boxes`
+    scores: np.ndarray  # f[N, D]
+    classes: np.ndarray  # i32[N, D]; -1 where there is nothing
+    true_boxes: np.ndarray  # corners f[N, M, 4]
+    # i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c; detections that match
+    # a crowd are neither right nor wrong
     true_classes: np.ndarray
 
 
 class Keeping(NamedTuple):
-    """Rules for which predictions to keep.
+    """Rules for which predictions to keep."""
 
-    Attributes:
-      score: predictions need a score above this threshold, in [0, 1].
-      overlap: a box is dropped if its IoU with a better one of its class exceeds this, in [0, 1].
-      best_class: whether a box predicts only its best class, or every class above `score`.
-      candidates: number of best predictions per image that enter suppression, at least 1.
-      detections: D, the largest number of detections per image.
-    """
-
-    score: float = 0.001
+    score: float = 0.001  # predictions need a score above this threshold, in [0, 1]
+    # a box is dropped if its IoU with a better one of its class exceeds this, in [0, 1]
     overlap: float = 0.6
+    # whether a box predicts only its best class, or every class above `score`
     best_class: bool = False
+    # number of best predictions per image that enter suppression, at least 1
     candidates: int = 1000
-    detections: int = 300
+    detections: int = 300  # D, the largest number of detections per image
 
 
 # For evaluation, and for pictures.

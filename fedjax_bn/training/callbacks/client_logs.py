@@ -75,16 +75,11 @@ class ClientLogs(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """Distances of clients from their mean.
+    """Distances of clients from their mean."""
 
-    Attributes:
-      layers: names, such as "layer1_0/norm1", in the order of the forward pass.
-      clients: names.
-      values: kind of _KINDS -> f[L, K]; NaN where a layer shares that leaf or lacks it.
-    """
-
-    layers: list[str]
-    clients: list[str]
+    layers: list[str]  # names, such as "layer1_0/norm1", in the order of the forward pass
+    clients: list[str]  # names
+    # kind of _KINDS -> f[L, K]; NaN where a layer shares that leaf or lacks it
     values: dict[str, np.ndarray]
 
 
