@@ -35,16 +35,18 @@ def in_threads(
     items: Sequence[_Item],
     description: str,
     progress: bool,
+    threads: int | None = None,
 ) -> Iterator[_Result]:
     """Yields `function(item)` of all items in their order, computed in threads, with progress."""
     # The cores that this process may use, which are not all cores on a shared machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = min(cores or 1, threads or 2**16)  # volumes take much memory, so they set a limit
     # At most some ten thousand pieces of work, because each takes memory while it waits.
     step = 1 + len(items) // 10_000
     starts = range(0, len(items), step)
     with (
         progress_bar(len(items), description, progress) as bar,
-        ThreadPoolExecutor(cores) as pool,
+        ThreadPoolExecutor(workers) as pool,
         # Closed on an error, so that no further piece begins.
         closing(pool.map(lambda k: [*map(function, items[k : k + step])], starts)) as pieces,
     ):

@@ -87,9 +87,3 @@ def test_another_form_is_refused_naming_file_and_domain(tmp_path, changes, culpr
     path = archive(tmp_path / "bad.npz", **changes)
     with pytest.raises(ValueError, match=culprit):
         load_digits(path)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.01, float("nan")])
-def test_a_fraction_out_of_range_is_refused(tmp_path, fraction):
-    with pytest.raises(ValueError, match=r"data\.fraction"):
-        load_digits(tmp_path / "unread.npz", fraction=fraction)

@@ -150,7 +150,7 @@ def test_what_is_made_for_cpu_is_found_where_it_is():
     images = jax.ShapeDtypeStruct((1000, 16, 16, 3), jnp.float32)
     given = state, batch_of(lead=(CLIENTS, 2)), KEY, variables_of(NETWORK), images
     found = made_for_cpu(lowered(both, *given, platforms=("cpu",)))
-    kernels = {f"models/cpu/{name}.py" for name in ("chunks", "convolution", "pooling")}
+    kernels = {f"models/cpu/{name}.py" for name in ("bilinear", "convolution", "pooling")}
     assert kernels | {"engine/backend.py"} <= found
 
 

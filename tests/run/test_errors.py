@@ -29,7 +29,7 @@ MISTAKES = [
     (["--config.adaptations=bach"], ["'bach'", "did you mean 'batch'?"]),
     (
         ["--config.method=fedavg", "--config.model=SmallDigitCNN:norm=group"],
-        ["have no batch norm"],
+        ["no batch norm"],
     ),
     (["--config.target=faks"], ["target 'faks'", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
@@ -128,7 +128,7 @@ def damage(**changes):
             ["the train split of 'b' has label 10 at index 3", "0..9"],
         ),
         (damage(a__train_images=lambda images: images[..., :1]), ["[N, 28, 28, 3]"]),
-        (damage(a__train_labels=lambda labels: labels[:-1]), ["20 samples", "19 labels"]),
+        (damage(a__train_labels=lambda labels: labels[:-1]), ["a__train_labels", "(19,)"]),
     ],
     ids=["missing", "torn", "no labels", "label", "channels", "fewer labels"],
 )

@@ -183,7 +183,9 @@ def paired_source(
             return result
 
         numbers = range(len(pairs))
-        results = in_threads(convert, numbers, "images with masks", progress, conversion.threads)
+        results = in_threads(
+            convert, numbers, "images with masks", progress, threads=conversion.threads
+        )
         return conversion.describe(list(results))
 
     shape = (int(ends[-1]), size, size, 4)

@@ -28,6 +28,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from fedjax_bn.data.division.forms import PROTOCOLS
 from fedjax_bn.data.label_trees import MASK, VOLUME
 from fedjax_bn.data.masks.assemble import Pair, paired_source
 from fedjax_bn.data.masks.mask_folders import pair_files, stem_of
@@ -37,7 +38,6 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
-PROTOCOLS = ("", "harmofl", "fl_medsegbench")
 _SITES: Aliases = MappingProxyType(
     {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
 )

@@ -55,7 +55,6 @@ def load_digits(
     other.
     """
     fraction = 1.0 if fraction is None else fraction
-    fraction_size(1, fraction)  # raises if out of range, before any file is read
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
@@ -80,4 +79,7 @@ def load_digits(
             train = stratified_sample(parts["train"], size, generator(seed, k))
         domains.append(Domain(name, train, None, parts["test"]))
     name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
-    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    try:
+        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

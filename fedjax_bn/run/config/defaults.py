@@ -32,8 +32,7 @@ from fedjax_bn.arguments.ranges import (
     printable,
     stated_range,
 )
-from fedjax_bn.data.division.partition import PARTITION, SIZES
-from fedjax_bn.data.masks.prostate import PROTOCOLS
+from fedjax_bn.data.division.forms import PARTITION, PROTOCOLS, SIZES
 
 
 def _is_path(path: str) -> bool:
