@@ -1,4 +1,4 @@
-"""Computes features, alphas of the adapter, and pictures with boxes or masks, of single samples."""
+"""Computes features, alphas of the adapter, and pictures with boxes, of single samples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,6 @@ from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection import PREDICTION, detect
 from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes
-from fedjax_bn.tasks.segmentation import overlays
-from fedjax_bn.training.evaluation.answers import AnsweredMasks, read_answers
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import write_picture
@@ -123,28 +121,6 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
         return found_boxes(rows, class_names(dataset))
 
     write_picture(folder / "plots" / "boxes.png", draw)
-
-
-def draw_masks(experiment: Experiment, folder: Path) -> None:
-    """Writes `plots/masks.png`, the pictures of `answers/` with their true and predicted masks.
-
-    It has the best, the median and the worst volume or image, by Dice, of some internal clients,
-    and of some unseen domains with each adaptation.
-
-    Raises:
-      WorkdirError: a file of `answers/` is damaged.
-    """
-    part_of = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
-    inside: dict[str, list[overlays.Picture]] = {}
-    outside: dict[str, list[overlays.Picture]] = {}
-    for (name, adaptation), answered in read_answers(folder).items():
-        if isinstance(answered, AnsweredMasks) and answered.pictures:
-            label = f"{name} [{adaptation}]" if adaptation else of_part(name, part_of[name])
-            (outside if adaptation else inside)[label] = answered.pictures
-    rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
-    if rows:
-        names = class_names(experiment.internal)
-        write_picture(folder / "plots" / "masks.png", lambda: overlays.overlays(rows, names))
 
 
 def of_part(name: str, part: str) -> str:
