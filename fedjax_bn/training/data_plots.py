@@ -27,10 +27,7 @@ _MOST_SAMPLED = 40  # clients whose images are shown
 def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) -> Record:
     """Returns the content of data.json.
 
-    Args:
-      internal: the clients.
-      unseen: the domains without a client; all their samples count as test samples.
-      limit: the most clients that are listed; of more, an evenly spaced selection is.
+    At most `limit` clients are listed, evenly spaced. All samples of unseen domains count as test.
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
@@ -65,10 +62,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
 def write_data_plots(
     folder: Path, internal: Dataset, unseen: Sequence[Domain], limit: int = 100
 ) -> None:
-    """Writes data.json, and plots of the clients' samples and of their class counts.
-
-    An evenly spaced selection of many clients is shown; data.json lists at most `limit` clients.
-    """
+    """Writes data.json, and plots of the clients' samples and of their class counts."""
     write_json(folder / "data.json", data_facts(internal, unseen, limit))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
     masked = label_trees.has_masks(internal.domains[0].train.labels)
@@ -142,11 +136,7 @@ def _gap(images: np.ndarray) -> int:
 
 
 def class_counts(dataset: Dataset) -> bytes:
-    """Draws the number of training samples by class (rows) and client (columns).
-
-    FedIG's Fig. 10 is of this kind. If images have boxes or masks, boxes or pixels are counted. If
-    there are many clients, an evenly spaced selection is shown.
-    """
+    """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]

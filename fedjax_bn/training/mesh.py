@@ -86,16 +86,13 @@ def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh.
-
-    Of a population's state every device has a copy, without the rows, which stay on the host.
-    """
+    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh."""
 
     def placed(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     form = jax.eval_shape(lambda state: state, state)
-    if dataclasses.is_dataclass(form):  # a `PopulationState`
+    if dataclasses.is_dataclass(form):  # a `PopulationState`, whose rows stay on the host
         # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.
         host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), form)
         common = jax.tree.map(lambda leaf: placed(leaf, copies_on(mesh)), form.state)
@@ -181,7 +178,6 @@ def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else _gather(mesh)(tree)
 
 
-@cache
+@cache  # one function for each mesh, so that it compiles once for each form of tree
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """Returns one function for each mesh, so that it compiles once for each form of tree."""
     return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))

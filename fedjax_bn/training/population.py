@@ -1,9 +1,8 @@
 """Keeps the clients' own parts in the host's memory, for far more clients than a round trains.
 
-`config.population` chooses where the clients' own parts of the state are (personal leaves, method
-memory, what a weighing rule remembers): each client has a row of arrays on the device, or of NumPy
-arrays on the host. In the second case the run's state is a `PopulationState`, and neither the
-device's memory nor the cost of a round depends on the number of clients.
+With `config.population=host` the run's state is a `PopulationState`: each client's personal leaves,
+memory and what a weighing rule remembers are a row of NumPy arrays, so neither the device's memory
+nor the cost of a round depends on the number of clients.
 """
 
 import dataclasses

@@ -54,17 +54,3 @@ def test_held_out_digits_are_a_share_of_each_class_and_nothing_else_changes(file
         mine, theirs = numbers(domain.train), numbers(domain.validation)
         assert sorted([*mine, *theirs]) == sorted(numbers(plain[name].train))
         np.testing.assert_array_equal(numbers(domain.test), numbers(plain[name].test))
-
-
-def test_held_out_digits_depend_on_the_seed_and_not_on_who_is_left_out(file):
-    def held(**changes):
-        found = clients(file, data__split="official", data__validation=0.2, **changes)
-        return {k: sorted(numbers(d.validation)) for k, d in found.items() if d.validation}
-
-    first = held()
-    assert held() == first
-    assert held(seed=4).keys() == first.keys()
-    assert all(held(seed=4)[name] != first[name] for name in NAMES)
-    assert held(target="mnist") == {name: first[name] for name in NAMES[1:]}
-    kept = clients(file, data__split="official", target="mnist")["mnist"]
-    assert (kept.validation, len(kept.train.images)) == (None, COUNTS["mnist"])

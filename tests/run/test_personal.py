@@ -56,14 +56,6 @@ def test_a_recording_is_not_both_labelled_and_tested():
     assert len(rest) == 30 - 3 * len(seen)
 
 
-def test_clients_that_share_a_test_split_share_what_is_set_aside():
-    one, other = split_of(9), split_of(9)
-    labelled, rest = set_aside([one, one, other], HOW)
-    assert rest[0] is rest[1]
-    assert rest[0] is not rest[2]
-    assert len(labelled) == len(rest) == 3
-
-
 @pytest.mark.parametrize(
     ("method", "given", "samples"),
     [("perfedavg", None, 16), ("fedavg", None, 0), ("perfedavg", 0, 0), ("fedbn", 5, 5)],

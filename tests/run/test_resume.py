@@ -20,7 +20,6 @@ from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
-from fedjax_bn.training.machine import describe_machine
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +64,11 @@ def moments(folder: Path) -> list[tuple]:
     def rounds() -> int:
         return len(runs.lines_written(folder))
 
-    latest, selected = (folder / "checkpoints" / kind for kind in ("latest", "selected"))
+    latest = folder / "checkpoints" / "latest"
     return [
         (signal.SIGKILL, (folder / "config.json").exists),  # before compilation
         (signal.SIGINT, lambda: rounds() >= 1),
-        (signal.SIGKILL, lambda: rounds() >= 5),  # between checkpoints
         (signal.SIGKILL, lambda: any(latest.glob("*tmp*"))),
-        (signal.SIGKILL, lambda: any(selected.glob("*tmp*"))),
         (signal.SIGTERM, lambda: rounds() >= 10),
         (signal.SIGKILL, lambda: rounds() == 12),  # after the last round
     ]
@@ -158,18 +155,10 @@ def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight)
 def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
     straight, option, value
 ):
-    config, before = runs.config(rounds=99), jax.config.values[f"jax_{option}"]
-    jax.config.update(f"jax_{option}", value)
-    try:
-        about = {"data": "", "form": {}} | describe_machine()
-    finally:
-        jax.config.update(f"jax_{option}", before)
-    about["data"] = workdir.read_json(straight / "config.json")["data"]
-    with pytest.raises(WorkdirError, match=f"JAX_{option.upper()} ") as error:
-        check_claim(straight, dict(flatten(config)), about)
-    assert repr(value) in str(error.value)
-    recorded = workdir.read_json(straight / "config.json")["machine"]["options"]
-    assert recorded[option] == before
+    about = workdir.read_json(straight / "config.json")
+    about["machine"]["options"][option] = value
+    with pytest.raises(WorkdirError, match=f"JAX_{option.upper()} "):
+        check_claim(straight, dict(flatten(runs.config(rounds=99))), about)
 
 
 @pytest.mark.parametrize("position", [0, 3])

@@ -1,9 +1,8 @@
 """Writes what a run's report needs of its clients: distances of batch norms, and masks.
 
 `batch_norms/first.npz` has the distances of the clients' batch norms from their mean, by layer,
-after the first round, and `selected.npz` has those of the selected round. Before training all
-clients have the same model, so every distance is 0. Shared leaves have none. `masks/ROUND.npz` has
-the clients' masks, if they have any.
+after the first round, and `selected.npz` has those of the selected round. `masks/ROUND.npz` has the
+clients' masks, if they have any.
 """
 
 from pathlib import Path
@@ -51,10 +50,7 @@ class ClientLogs(NamedTuple):
             _log_batch_norms(self.experiment, self.folder, state, "selected")
 
     def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
-        """Draws what the masks of the first and the last client do to their features, if they do.
-
-        Features are those of test images, before the mask.
-        """
+        """Draws what the masks of the first and the last client do to features of test images."""
         if isinstance(state, PopulationState) or FEATURES not in state.personal.get(COLLECTION, {}):
             return
         experiment, domains = self.experiment, self.experiment.internal.domains
@@ -160,8 +156,8 @@ def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
     f[C], which an unseen client receives.
 
     Returns:
-      {"mask_l1": {client: L1 norm, "mean": their mean}}, see `records.by_client`; a client's norm
-      is the mean over its masks if it has several (FedCD, Fig. 3). {} if there are no masks.
+      {"mask_l1": `records.by_client` of the L1 norms} (FedCD, Fig. 3), the mean over a client's
+      masks if it has several; {} if there are no masks.
     """
     if isinstance(state, PopulationState) or not state.personal.get(COLLECTION):
         return {}

@@ -1,10 +1,8 @@
 """Scores a federation, between rounds or after the run.
 
-Every internal client is tested with its own model, every unseen client with each adaptation. With
-`config.personalize_samples` each client first adapts to a few labelled samples.
-
-Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
-never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
+Every internal client is tested with its own model, by the method's rule
+(`FederatedMethod.statistics`), every unseen client with each adaptation. A client that has never
+taken part has no leaves of its own yet: it is tested with what an unseen client receives.
 Validation, which selects a round, uses the clients' own models or the aggregated one
 (`config.validate_with`), as FedIG's server does (A.2).
 """
@@ -32,13 +30,7 @@ from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
-from fedjax_bn.training.evaluation.answers import (
-    AnyAnswers,
-    Keep,
-    Kept,
-    answering,
-    measures_of,
-)
+from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, Kept, answering, measures_of
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
@@ -86,11 +78,10 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" if clients have validation samples, and "measures" of
-    the answers to the test samples, which `keep` takes too. Clients without test samples are tested
-    on those that validate. With `train_loss` it has "train_loss", the loss of FedBN's Fig. 3: over
-    a client's training samples, after aggregation, with its own model in evaluation mode. Differs
-    from the authors' code: the mean is over samples, not over batches, of which the last is
-    smaller.
+    the answers to the test samples, which `keep` takes too. With `train_loss` it has "train_loss",
+    the loss of FedBN's Fig. 3: over a client's training samples, after aggregation, with its own
+    model in evaluation mode. Differs from the authors' code: the mean is over samples, not over
+    batches, of which the last is smaller.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
@@ -155,10 +146,7 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
 def _measures_by_client(
     names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
 ) -> dict[str, Any]:
-    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
-
-    Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
-    """
+    """Returns {"measures": {name: {client: value, "mean": of those}}}; {} if scores are numbers."""
     if not all(isinstance(answers, AnyAnswers) for answers, _ in answered):
         return {}
     rows, measures = [answers.measures(split) for answers, split in answered], {}
