@@ -30,7 +30,7 @@ from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
-from fedjax_bn.training.population import population_note, start_population
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -90,7 +90,6 @@ def run(
     # continues from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)):
         notes = (
-            population_note(start),
             by_first(lambda: claim(folder, plan.keys, about, plan.follows)),
             by_first(lambda: difference(folder, about)),
         )

@@ -105,15 +105,3 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
                 f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
                 "the device: leave it out, or set population=device"
             )
-
-
-def population_note(start: Callable[[], AnyState]) -> str:
-    """Returns a message on the host's memory that the clients' rows take; "" without such rows."""
-    state = jax.eval_shape(start)
-    if not isinstance(state, PopulationState):
-        return ""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.rows))
-    return (
-        f"the own parts of {len(state.trained):,} clients take {size / 2**20:,.3g} MB of the "
-        f"host's memory and of each checkpoint; {len(state.cohort)} at a time are on the device"
-    )

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import (
@@ -159,9 +158,6 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order; a population's data are always streamed.
-
-    Raises:
-      ConfigError: validation samples that training needs do not fit on the device.
     """
     if isinstance(state, PopulationState):
         return _open_cohorts(experiment, keys, state)
@@ -172,12 +168,6 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     validation_rows = {}
     if experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
-        if (validation_megabytes := _padded_megabytes(validation, mesh)) > limit:
-            raise ConfigError(
-                f"{experiment.validates} keeps the clients' {validation_megabytes:.0f} MB of "
-                f"validation samples on the device, more than config.data.device_megabytes={limit}:"
-                " raise it, lower config.data.validation, or leave that key out"
-            )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)

@@ -119,10 +119,8 @@ def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(fo
         for row in csv.DictReader(text.splitlines()):
             p = [float(row[f"probability_{c}"]) for c in range(3)]
             rows.setdefault((row["client"], row["adaptation"]), []).append((int(row["label"]), p))
-    assert set(rows) == {(n, "") for n in ("ant", "bee", "cow")} | {
-        ("dog", "running"),
-        ("dog", "tsmobn"),
-    }
+    clients = {(name, "") for name in ("ant", "bee", "cow")}
+    assert set(rows) == clients | {("dog", "running"), ("dog", "tsmobn")}
     for (name, adaptation), every in rows.items():
         label, p = (np.array(column) for column in zip(*every, strict=True))
         if adaptation:

@@ -22,11 +22,7 @@ def test_a_round_in_which_every_client_fails_is_an_error_that_names_them(tmp_pat
 
 
 # Clients' updates above 1.2, finite, times an eta that is finite too.
-OVERFLOW = {
-    "method": "fedavgm:eta=3e38",
-    "optimizer__learning_rate": 100.0,
-    "rounds": 2,
-}
+OVERFLOW = {"method": "fedavgm:eta=3e38", "optimizer__learning_rate": 100.0, "rounds": 2}
 
 
 def test_a_step_of_the_server_that_is_not_finite_stops_the_run_with_the_round(tmp_path):
@@ -44,12 +40,8 @@ def test_with_drop_a_step_of_the_server_that_is_not_finite_is_left_out(tmp_path)
     _, _, begin = train.prepare(runs.config(on_nonfinite="drop", **OVERFLOW))
     first = begin()
     last = runs.saved(folder, first)
-    for old, new in zip(
-        jax.tree.leaves((first.shared, first.server)),
-        jax.tree.leaves((last.shared, last.server)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(old, new)
+    parts = [(state.shared, state.server) for state in (first, last)]
+    jax.tree.map(np.testing.assert_array_equal, *parts)
 
 
 def test_with_drop_the_others_go_on_without_the_client_that_is_not_finite(tmp_path, monkeypatch):

@@ -84,7 +84,6 @@ ODD = {"target": "", "clients_per_round": 3, "population": "host"}
             {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
             marks=pytest.mark.slow,  # the next test has a fast one
         ),
-        pytest.param((1, 2), {}, marks=pytest.mark.slow),
         pytest.param((2, 0), {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
         pytest.param((2, 0), {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
     ],

@@ -42,5 +42,5 @@ def test_a_run_writes_the_trace_of_one_round_once(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_message(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(WorkdirError, match="profile"):
+    with pytest.raises(WorkdirError, match="file"):
         Profile(1, tmp_path / "file")

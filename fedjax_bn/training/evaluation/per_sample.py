@@ -31,10 +31,7 @@ _CLIENTS = 8  # internal clients, and at most as many unseen ones
 def alphas_of(
     model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
 ) -> dict[str, np.ndarray]:
-    """Returns layer -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
-
-    Layers are in the order of the forward pass.
-    """
+    """Returns layer -> alpha f[N] of every sample, in forward order (FedIG, Fig. 4a, 7 to 9)."""
     alphas = _over_batches(prepare, variables, split, batch_size, record_alphas(model))
     images = prepare(jax.numpy.asarray(split.images[:2]), parameter_dtype(variables))
     return {name: alphas[name] for name in in_forward_order(alphas, model, variables, images)}
@@ -50,8 +47,7 @@ def features_of(
 ) -> np.ndarray:
     """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
 
-    `make` is model -> adaptation without carry, such as `adaptation.running`, and `variables` are
-    the collections that it needs.
+    `make` is model -> adaptation without carry, such as `adaptation.running`.
     """
     adaptation = make(FeaturesOf(model))
 
