@@ -24,10 +24,7 @@ _MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
 
 
 def kept_on_host(population: str, drawn: int, clients: int) -> bool:
-    """Returns whether the clients' own parts are kept on the host.
-
-    `auto` uses the host for more than 1000 clients if some sit out.
-    """
+    """Returns whether the clients' own parts are on the host: auto if many, and some sit out."""
     large = clients > _MOST_ON_DEVICE and 0 < drawn < clients
     return population == "host" or (population == "auto" and large)
 

@@ -91,14 +91,12 @@ def delete_earlier(folder: Path) -> None:
 
     The selected round stays, and so does the last round, from which more rounds would continue.
     """
-    place = folder / "checkpoints"
-    latest, selected = (_rounds_in(place / kind) for kind in ("latest", "selected"))
+    latest, selected = (
+        sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
+        for place in (folder / "checkpoints" / kind for kind in ("latest", "selected"))
+    )
     spare = latest if latest[-1:] == selected[-1:] else latest[:-1]
-    _delete(place / "latest" / str(round) for round in spare)
-
-
-def _rounds_in(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+    _delete(folder / "checkpoints" / "latest" / str(round) for round in spare)
 
 
 def _delete(paths: Iterable[Path]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -74,8 +73,7 @@ def write_data_plots(
 def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
     """Draws the first `count` samples of each client in a row: images, or features as curves.
 
-    They are from the first split that the client has: training, validation or test. Masks are
-    drawn in the colours of their `classes`, boxes as frames.
+    Masks are drawn in the colours of their `classes`, boxes as frames.
     """
     names = [in_lines(domain.name) for domain in domains]
     heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
@@ -117,8 +115,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
     """Returns images [n, H, W, C] as one picture with room for `count` and white gaps.
 
-    It is [H, width, 3] if they have three channels, which are unchanged. Of others the first is
-    shown, each scaled to [0, 1] by its own range: f64[H, width], NaN in the gaps.
+    Three channels stay. Of others the first is scaled to [0, 1] by its own range: f64[H, width].
     """
     white = 255 if images.dtype == np.uint8 else 1
     if images.shape[-1] != 3:
@@ -156,12 +153,5 @@ def class_counts(dataset: Dataset) -> bytes:
     if clients <= 40:
         names = (on_plot(domain.name) for domain in domains)
         axes.set_xticks(np.arange(clients) + 0.5, names, fontsize=8, rotation=30, ha="right")
-        if classes <= 20:
-            short = EngFormatter(places=1, sep="")  # 1.2M
-            for (row, column), count in np.ndenumerate(table):
-                color = "white" if count > 0.6 * table.max() else "black"
-                place = {"ha": "center", "va": "center", "size": 7, "color": color}
-                text = str(count or "") if count < 10_000 else short(count)
-                axes.text(column + 0.5, row + 0.5, text, **place)
     axes.invert_yaxis()
     return png(figure)

@@ -37,10 +37,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     clients = clients or max(len(devices) // (batch or 1), 1)
     setting = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
     if clients * (batch or 1) > len(devices):
-        raise ConfigError(
-            f"{setting} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
-            "has: give 0 for all of them, or fewer"
-        )
+        raise ConfigError(f"{setting} is more than the {len(devices)} devices: give 0 for all")
     if not batch:
         # Devices without a client of their own take a part of each batch.
         batch = min(max(clients // rows, 1), batch_size)
@@ -48,8 +45,8 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
         raise ConfigError(
-            f"{setting} takes {chosen.size} devices, none of which is one of process "
-            f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
+            f"{setting} takes no device of process {min(idle)}: start fewer processes, or give a "
+            "larger mesh"
         )
     if chosen.size == 1 and jax.process_count() == 1:
         return None

@@ -73,10 +73,7 @@ AnyState = FederatedState | PopulationState
 def start_population(
     experiment: Experiment, start: Callable[[], FederatedState]
 ) -> Callable[[], AnyState]:
-    """Returns `start`, or what makes the first `PopulationState` if rows are kept on the host.
-
-    In that case `start` makes a state of one client.
-    """
+    """Returns `start`, or if rows are on the host what makes a `PopulationState` of its one row."""
     if not experiment.participation.on_host:
         return start
     num_clients = len(experiment.internal.domains)

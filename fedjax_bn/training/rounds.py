@@ -182,8 +182,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         batches = map(partial(place_own, local, shape[0], over), stream)
         note = (
             f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
-            f"data.device_megabytes={limit}; a round's batches take "
-            f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
+            f"data.device_megabytes={limit}"
         )
 
     def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
@@ -269,7 +268,6 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
-        """Returns the next round as `round(state) -> (state, metrics [N])`."""
         waiting = next(streamed, None)
         if waiting is None:  # the last round is done
             return lambda state: (state, {})
@@ -332,10 +330,7 @@ def cohort_round(
     batches: Batches,
     key: jax.Array,
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
-    """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
-
-    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], padded.
-    """
+    """Returns the next `PopulationState.state`, rows (part -> [P, ...]) and metrics of a cohort."""
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)

@@ -80,10 +80,7 @@ class Distances(NamedTuple):
 
 
 def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name: str) -> None:
-    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
-
-    At most `clients_named` clients are written, evenly spaced, and none whose rows are on the host.
-    """
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms."""
     if isinstance(state, PopulationState):
         return
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
@@ -111,9 +108,7 @@ def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name
         kind: np.float32([distances[layer].get(kind, nothing)[shown] for layer in layers])
         for kind in _KINDS
     }
-    # Names are stored as bytes, because those that come from files need not be valid text.
-    arrays["clients"] = np.array([names[k].encode("utf-8", "surrogatepass") for k in shown])
-    arrays["layers"] = np.array(layers)
+    arrays |= {"clients": np.array([names[k] for k in shown]), "layers": np.array(layers)}
     write_atomically(folder / _FOLDER / f"{name}.npz", packed(arrays))
 
 
@@ -145,8 +140,8 @@ def read_distances(folder: Path, name: str) -> Distances | None:
     if not path.exists():
         return None
     stored = read_arrays(path)
-    clients = [name.decode("utf-8", "surrogatepass") for name in stored["clients"].tolist()]
-    return Distances(stored["layers"].tolist(), clients, {kind: stored[kind] for kind in _KINDS})
+    names = stored["layers"].tolist(), stored["clients"].tolist()
+    return Distances(*names, {kind: stored[kind] for kind in _KINDS})
 
 
 def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:

@@ -16,8 +16,7 @@ class TensorBoard:
     """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots.
 
     TensorBoard drops events of earlier files for rounds after those done, which this run writes
-    again. The writer is tensorboardX's `EventsWriter`, because the `flush` of its `SummaryWriter`
-    does not wait for what its thread has yet to write. `pictures` is a pattern of the plots' names.
+    again. `pictures` is a pattern of the plots' names.
     """
 
     def __init__(self, folder: Path, rounds_done: int, pictures: str = "*") -> None:
@@ -38,6 +37,7 @@ class TensorBoard:
         with faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names have the time in seconds, and files are read in the order of their names.
+            # Not `SummaryWriter`, whose `flush` does not wait for what its thread has yet to write.
             self._writer = EventsWriter(str(self._folder / "events"), f".{self._rounds_done:08}")
             start = SessionLog(status=SessionLog.START)
             step = self._rounds_done + 1

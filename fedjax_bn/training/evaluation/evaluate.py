@@ -64,10 +64,7 @@ def evaluator(experiment: Experiment) -> Evaluate:
 
 
 def clients_tested(evaluation: Evaluation, num_clients: int) -> np.ndarray:
-    """Returns the numbers of the clients that are evaluated, i[n], ascending.
-
-    `evaluation.clients` of K (0: all) are drawn from its seed, the same in every round.
-    """
+    """Returns the numbers of the clients that are evaluated, i[n], the same in every round."""
     if not evaluation.clients:
         return np.arange(num_clients)
     order = generator(evaluation.seed, 0, 0, _SAMPLE).permutation(num_clients)
@@ -270,17 +267,14 @@ def _models_of(
 
 
 def variables_of_client(state: AnyState, client: int, trained: _Trained = None) -> Variables:
-    """Returns the model with which an internal client is tested, before any personalization.
-
-    `state` is on one device; `trained` bool[K] is as for `Evaluate`.
-    """
+    """Returns the model with which an internal client is tested, before any personalization."""
     model = _models_of(state, np.array([client]), trained, None, True)
     return predicting(client_variables(model, 0))
 
 
 @jax.jit
 def _with_rows(state: FederatedState, rows: Any, has_trained: jax.Array) -> FederatedState:
-    """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
+    """Returns the state with the `rows` that have trained, else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
     mean = unseen_personal(personal, state.weights)
 
@@ -293,8 +287,8 @@ def _with_rows(state: FederatedState, rows: Any, has_trained: jax.Array) -> Fede
 def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
-    The record is {"unseen": {domain: {adaptation: percent}}}. With answers it also has
-    "unseen_measures", {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
+    The record is {"unseen": {domain: {adaptation: percent}}}, and with answers "unseen_measures",
+    {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}

@@ -1,6 +1,7 @@
 """Computes features, alphas of the adapter, and pictures with boxes, of single samples."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,31 +90,28 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
     with what an unseen client receives, by the received running statistics.
     """
 
-    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[BoxPicture]]:
-        @jax.jit
-        def find(variables: Variables, images: jax.Array) -> Any:
-            read = experiment.prepare(images, parameter_dtype(variables))
-            outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
-            return detect(outputs, experiment.model.anchors, PREDICTION)
+    @partial(jax.jit, static_argnums=0)
+    def find(adaptation: Adaptation, variables: Variables, images: jax.Array) -> Any:
+        read = experiment.prepare(images, parameter_dtype(variables))
+        outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
+        return detect(outputs, experiment.model.anchors, PREDICTION)
 
-        def pictures(variables: Variables, split: Split) -> list[BoxPicture]:
-            samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
-            images = np.asarray(samples_shown.images)
-            boxes = jax.device_get(find(variables, images))
-            true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
-            return [BoxPicture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
-
-        return pictures
+    def pictures(adaptation: Adaptation, variables: Variables, split: Split) -> list[BoxPicture]:
+        samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
+        images = np.asarray(samples_shown.images)
+        boxes = jax.device_get(find(adaptation, variables, images))
+        true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
+        return [BoxPicture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
 
     def draw() -> bytes:
         rule, dataset, rows = experiment.method.statistics, experiment.internal, {}
-        find_by_rule = finder(of_clients(experiment.model, rule))
-        served = find_by_rule if rule is None else finder(running(experiment.model))
+        by_rule = of_clients(experiment.model, rule)
+        served = by_rule if rule is None else running(experiment.model)
         for k, domain in enumerate(dataset.domains[:_CLIENTS]):
             name = of_part(domain.name, scored_part([domain]))
-            rows[name] = find_by_rule(client_variables(state, k), domain.test)
+            rows[name] = pictures(by_rule, client_variables(state, k), domain.test)
         for domain in experiment.unseen[:_CLIENTS]:
-            rows[domain.name] = served(global_variables(state), whole(domain))
+            rows[domain.name] = pictures(served, global_variables(state), whole(domain))
         return found_boxes(rows, class_names(dataset))
 
     write_picture(folder / "plots" / "boxes.png", draw)
