@@ -110,7 +110,7 @@ def resume(
     """
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
-    state = checkpoint.resume(folder, start, recorded, mesh)
+    state = checkpoint.latest_state(folder, start, recorded, mesh)
     records = by_first(lambda: workdir.read_lines(path, int(state.round)))
     by_first(lambda: workdir.keep_lines(path, records))
     return state, records

@@ -115,7 +115,7 @@ def steps(manager: Folder) -> list[int]:
     return [checkpoint.step for checkpoint in manager.checkpoints]
 
 
-def resume(
+def latest_state(
     folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
 ) -> PyTree:
     """Returns the state from which a run continues: its latest checkpoint's, or `start()`.

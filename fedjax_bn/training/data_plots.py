@@ -67,7 +67,7 @@ def write_data_plots(
     masked = label_trees.has_masks(internal.domains[0].train.labels)
     classes, place = class_names(internal) if masked else (), folder / "plots"
     write_picture(place / "samples.png", lambda: samples([*shown, *unseen], classes=classes))
-    write_picture(place / "class_counts.png", lambda: class_counts(internal))
+    write_picture(place / "class_counts.png", lambda: draw_class_counts(internal))
 
 
 def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
@@ -132,7 +132,7 @@ def _gap(images: np.ndarray) -> int:
     return max(1, images.shape[2] // 10)  # pixels
 
 
-def class_counts(dataset: Dataset) -> bytes:
+def draw_class_counts(dataset: Dataset) -> bytes:
     """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]

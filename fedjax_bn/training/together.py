@@ -79,11 +79,6 @@ def first() -> bool:
     return not _several() or jax.process_index() == 0
 
 
-def number() -> str:
-    """Returns " (process 1 of 2)"; "" if there is only one."""
-    return f" (process {jax.process_index()} of {jax.process_count()})" if _several() else ""
-
-
 def by_first(act: Callable[[], Any]) -> Any:
     """Calls a function in process 0 and returns its result, which JSON can hold, in all processes.
 

@@ -18,7 +18,7 @@ from fedjax_bn.task import accuracy, classification, confusion
 from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.answers import (
     Answers,
-    Kept,
+    KeptAnswers,
     measures_of,
     read_answers,
     write_answers,
@@ -173,7 +173,7 @@ def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
 def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):
     split = Split(np.zeros((4, 3, 3, 1), np.uint8), np.zeros(4, np.int32))
     answers = Answers(np.eye(4, dtype=np.float32), np.zeros(4, np.int32))
-    write_answers(tmp_path, {("ant", ""): Kept(answers, split)})
+    write_answers(tmp_path, {("ant", ""): KeptAnswers(answers, split)})
     path = tmp_path / "answers" / "internal.npz"
     assert read_answers(tmp_path)["ant", ""].right.tolist() == [True] + [False] * 3
     path.write_bytes(path.read_bytes()[:-40])

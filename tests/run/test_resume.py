@@ -21,6 +21,8 @@ from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
@@ -173,12 +175,21 @@ def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
         runs.run(straight)
 
 
-def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(tmp_path, straight):
-    folder = tmp_path / "further"
-    runs.run(folder, rounds=4)
-    runs.run(folder)
-    assert workdir.read_json(folder / "config.json")["config"]["rounds"] == 6
-    assert_same_end(folder, straight, runs.config())
+PERSONAL = [{"method": name} for name in ("ditto", "apfl", "fedala", "fedrep", "gperxan")]
+PERSONAL += [
+    {"method": "fedavg", "model": "MLP:norm=group", "share": rule}
+    for rule in ("all_but_norms", "all_but_head", "only_head")
+]
+
+
+@pytest.mark.parametrize("changes", [{}, *(pytest.param(c, marks=SLOW) for c in PERSONAL)])
+def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(tmp_path, changes):
+    summary = runs.run(tmp_path / "straight", rounds=4, **changes)
+    assert "dog" in str(summary)
+    for rounds in (2, 4):
+        runs.run(tmp_path / "further", rounds=rounds, **changes)
+    config = runs.config(rounds=4, **changes)
+    assert_same_end(tmp_path / "further", tmp_path / "straight", config)
 
 
 @pytest.mark.parametrize(

@@ -42,20 +42,8 @@ def resident():
         return first_rounds(runs.config(rounds=3), 3)
 
 
-def small_limit(config):
-    config.data.device_megabytes = 0
-    return config
-
-
-@pytest.fixture(scope="module")
-def streamed():
-    """The same rounds of data on the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
-        return first_rounds(small_limit(runs.config(rounds=3)), 3)
-
-
-def test_streamed_rounds_end_where_resident_ones_do(resident, streamed):
+def test_streamed_rounds_end_where_resident_ones_do(resident):
+    streamed = first_rounds(runs.config(rounds=3, data__device_megabytes=0), 3)
     assert "stay on the device" in resident[1]
     assert "are streamed" in streamed[1]
     assert_close(resident[0], streamed[0], rtol=1e-4, atol=1e-6)

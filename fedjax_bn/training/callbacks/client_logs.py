@@ -17,7 +17,7 @@ from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
-from fedjax_bn.training.evaluation.answers import packed
+from fedjax_bn.training.evaluation.answers import npz_bytes
 from fedjax_bn.training.evaluation.per_sample import features_of
 from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
@@ -109,7 +109,7 @@ def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name
         for kind in _KINDS
     }
     arrays |= {"clients": np.array([names[k] for k in shown]), "layers": np.array(layers)}
-    write_atomically(folder / _FOLDER / f"{name}.npz", packed(arrays))
+    write_atomically(folder / _FOLDER / f"{name}.npz", npz_bytes(arrays))
 
 
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -162,7 +162,7 @@ def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
         arrays = {"clients": np.array(names)} | masks
         for name, mask in masks.items():
             arrays[f"{name}.mean"] = (weights[:, None] * mask).sum(0) / weights.sum()
-        write_atomically(folder / "masks" / f"{int(state.round):04}.npz", packed(arrays))
+        write_atomically(folder / "masks" / f"{int(state.round):04}.npz", npz_bytes(arrays))
     # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names, norms, experiment.plan.clients_named)}

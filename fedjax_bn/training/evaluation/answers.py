@@ -235,7 +235,7 @@ def _mean(values: Any) -> float:
 AnyAnswers = Answers | MaskAnswers
 
 
-class Kept(NamedTuple):
+class KeptAnswers(NamedTuple):
     """Answers, the samples that they are of, and the part of the data that these are."""
 
     answers: AnyAnswers
@@ -243,7 +243,7 @@ class Kept(NamedTuple):
     part: str = "test"
 
 
-Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation) -> answers
+Keep = dict[tuple[str, str], KeptAnswers]  # (client, "") or (unseen domain, adaptation) -> answers
 
 
 def answering(task: Task) -> Task:
@@ -314,7 +314,7 @@ def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
         for name, array in row.items():
             stem, dot, ending = name.partition(".")
             arrays[f"{stem}{i}{dot}{ending}"] = array
-    return packed(arrays)
+    return npz_bytes(arrays)
 
 
 class Mistake(NamedTuple):
@@ -394,7 +394,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
     return file.getvalue()
 
 
-def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Returns named arrays as the content of a compressed `.npz`."""
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)

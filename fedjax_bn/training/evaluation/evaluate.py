@@ -30,7 +30,13 @@ from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
-from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, Kept, answering, measures_of
+from fedjax_bn.training.evaluation.answers import (
+    AnyAnswers,
+    Keep,
+    KeptAnswers,
+    answering,
+    measures_of,
+)
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
@@ -122,7 +128,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         for k in some_of(len(names), limit) if size else range(len(names)):
             answers = scores["accuracy"][k]
             if keep is not None and isinstance(answers, AnyAnswers):
-                keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
+                keep[names[k], ""] = KeptAnswers(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
@@ -336,7 +342,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     order = scoring.in_order(Split(number, number), choice.order).images
                     answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = Kept(answer, split, parts_of_domains[name])
+                        keep[name, adaptation] = KeptAnswers(answer, split, parts_of_domains[name])
                 answers[adaptation] = answer
             scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
             measures[name] = measures_of(answers, split)

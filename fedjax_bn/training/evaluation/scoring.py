@@ -56,15 +56,10 @@ Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block 
 class SplitBatches:
     """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
-    A split that several clients have (the same object) is stored once on each device.
-
-    Args:
-      splits: of the clients.
-      batch_size: B; at most the largest split, unless `rows` is given.
-      mesh: the devices; None for one.
-      placement: on a mesh a batch is on the device that has its client's model ("clients"), or the
-        devices share all batches evenly ("parts"), or each device has all of them ("copies").
-      rows: of the state, if it has more rows than there are splits; 0 if not.
+    A split that several clients have (the same object) is stored once on each device. On a mesh a
+    batch is on the device that has its client's model ("clients"), or the devices share all batches
+    evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the state, if
+    there are more than splits.
     """
 
     def __init__(
