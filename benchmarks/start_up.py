@@ -24,7 +24,7 @@ sys.path.append(str(ROOT))
 # part -> the function of run/train.py that is timed
 FUNCTIONS = {
     "data, network": "prepare",
-    "initial state": "checkpoint.resume",
+    "initial state": "checkpoint.latest_state",
     "batches": "open_rounds",
 }
 STARTS = ("first start", "later start")

@@ -234,13 +234,11 @@ COMMANDS = {
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
-    if "fedjax_bn.training.together" not in sys.modules:  # one process
-        print(f"fedjax_bn: {message}", file=sys.stderr)
-        sys.exit(status)
-    from fedjax_bn.training.together import leave, number
+    print(f"fedjax_bn: {message}", file=sys.stderr)
+    if "fedjax_bn.training.together" in sys.modules:
+        from fedjax_bn.training.together import leave
 
-    print(f"fedjax_bn{number()}: {message}", file=sys.stderr)
-    leave(status)
+        leave(status)  # which returns if this is the only process
     sys.exit(status)
 
 

@@ -109,14 +109,10 @@ def simulate(
       ValueError: a sample, name or option is wrong; the message names it.
       fedjax_bn.arguments.errors.NotFiniteError: an update is not finite.
       fedjax_bn.arguments.errors.WorkdirError: the profile cannot be written.
-      RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
     profiling = Profile(*profile or (0, ""))
     if method.learned is None:
-        raise ValueError(
-            "simulate needs the model of the method: make it by a function of fedjax_bn.methods, "
-            "or by `method_of` with what `methods.learning.learning` returns"
-        )
+        raise ValueError("simulate needs the method's model: make it by one of fedjax_bn.methods")
     model, prepare, _, task = method.learned
     if not task.segments:
         require_classifier("simulate", task)

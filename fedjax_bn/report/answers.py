@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,12 +20,12 @@ from fedjax_bn.report.blocks import (
     Picture,
     SortableTable,
     TableCell,
-    picture_of_run,
 )
 from fedjax_bn.report.finished_runs import Run, Variant, samples_scored
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.tasks.figures import on_plot, png
-from fedjax_bn.training.evaluation.answers import Mistake
+from fedjax_bn.tasks.segmentation.overlays import overlays
+from fedjax_bn.training.evaluation.answers import AnsweredMasks, Mistake
 from fedjax_bn.training.evaluation.per_sample import of_part
 from fedjax_bn.training.score_tables import heading
 
@@ -47,6 +47,7 @@ _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
 _BOXES = 16  # clients of a plot of Dice, and as many domains with adaptations
 _MASKED_RUNS = 6  # whose pictures of masks are shown
+_PICTURED = 8  # clients of such a picture, and as many domains with adaptations
 # label -> measure -> column -> values of the seeds
 _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -236,17 +237,29 @@ def masks_section(variants: Sequence[Variant]) -> list[Block]:
     blocks += [Heading("Truth and prediction"), Explanation("truth")]
     for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
         title = f"{label}, seed {run.seed}"
-        inside = picture_of_run(run.folder / "plots" / "masks.png", f"Masks of {title}")
-        blocks.append(Folded(title, inside, is_open=number == 0))
+        picture = Picture(f"Masks of {title}", _draw_masks(run))
+        blocks.append(Folded(title, [picture], is_open=number == 0))
     return blocks
+
+
+def _draw_masks(run: Run) -> bytes:
+    """Draws the best, median and worst masks of some clients and unseen domains, as PNG."""
+    rows = {label: answered.pictures for label, answered in _labelled(run, _PICTURED).items()}
+    return overlays(rows, run.data.get("classes", []))
+
+
+def _labelled(run: Run, most: int) -> dict[str, AnsweredMasks]:
+    """Returns label -> the masks of at most `most` clients, and as many unseen domains."""
+    answered = {key: masks for key, masks in run.masks.items() if masks.pictures}
+    inside = {of_part(key[0], run.part()): answered[key] for key in answered if not key[1]}
+    outside = {heading(key): answered[key] for key in answered if key[1]}
+    return dict(chain(islice(inside.items(), most), islice(outside.items(), most)))
 
 
 def _draw_spread(run: Run) -> bytes:
     """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
-    inside = [key for key in run.masks if not key[1]][:_BOXES]
-    outside = [key for key in run.masks if key[1]][:_BOXES]
-    names = [of_part(name, run.part()) for name, _ in inside] + [heading(key) for key in outside]
-    values = [run.masks[key].dice.mean(-1) * 100 for key in (*inside, *outside)]
+    answered = _labelled(run, _BOXES)
+    names, values = [*answered], [masks.dice.mean(-1) * 100 for masks in answered.values()]
     figure = Figure(figsize=(max(5, 0.7 * len(names) + 1.5), 3.6), layout="constrained")
     axes = figure.subplots()
     axes.boxplot(values, widths=0.6, showfliers=False, medianprops={"color": "black"})

@@ -49,7 +49,7 @@ from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import workdir
 from fedjax_bn.training.evaluation import evaluate, plots
-from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
+from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import PopulationState
@@ -316,7 +316,7 @@ def _plots(
         samples = experiment.model, experiment.prepare, variables, whole(domain)
         if request.alphas:
             values = alphas_of(*samples)
-            yield f"-alphas-{end}.npz", packed(values)
+            yield f"-alphas-{end}.npz", npz_bytes(values)
             yield f"-alphas-{end}.png", partial(plots.alphas, values, title)
         if request.tsne:
             features = {name: features_of(make, *samples) for name, make in makers.items()}

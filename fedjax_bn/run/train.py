@@ -21,16 +21,16 @@ from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
 from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress, Warnings
-from fedjax_bn.training.callbacks.tensorboard import TensorBoard, Wandb
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
-from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
+from fedjax_bn.training.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
-from fedjax_bn.training.population import population_note, start_population
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -90,7 +90,6 @@ def run(
     # continues from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)):
         notes = (
-            population_note(start),
             by_first(lambda: claim(folder, plan.keys, about, plan.follows)),
             by_first(lambda: difference(folder, about)),
         )
@@ -111,7 +110,7 @@ def resume(
     """
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
-    state = checkpoint.resume(folder, start, recorded, mesh)
+    state = checkpoint.latest_state(folder, start, recorded, mesh)
     records = by_first(lambda: workdir.read_lines(path, int(state.round)))
     by_first(lambda: workdir.keep_lines(path, records))
     return state, records
@@ -175,17 +174,9 @@ def _finish(
     by_client = isinstance(form, FederatedState) and jax.process_count() == 1
     if shows_boxes(experiment) and by_client:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
-        _show(folder, "boxes", len(records))
-    if experiment.task.segments:
-        by_first(lambda: draw_masks(experiment, folder))
-        by_first(lambda: _show(folder, "masks", len(records)))
+        with TensorBoard(folder, len(records), pictures="boxes"):
+            pass
     return summary
-
-
-def _show(folder: Path, picture: str, rounds: int) -> None:
-    """Shows a plot of a finished run in TensorBoard, as one of its last round."""
-    with TensorBoard(folder, rounds, pictures=picture):
-        pass
 
 
 def _train_rounds(
@@ -210,7 +201,6 @@ def _train_rounds(
         events = TensorBoard(folder, rounds_played)
         samples, score = samples_a_round(experiment), experiment.task.score.name
         shown = [events, Progress(plan.method, plan.rounds, rounds_played, samples, score)]
-        shown += [Wandb(plan, folder)] if plan.wandb else []
     stop = StopRequests()
     # Their order makes a kill at any moment exact, see `training.loop.train`.
     callbacks = (

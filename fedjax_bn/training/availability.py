@@ -2,12 +2,9 @@
 
 A trace file lists the clients that are available in each round. A client that is drawn but not
 available, or that drops out, is in the round's cohort and takes no part. After its last round the
-trace starts again. It is
-
-- text: one line per round, with numbers of clients (from 0, in the order of the clients) between
-  commas or blanks, `3-17` for a range, `all` for all; # starts a comment, and a line with nothing
-  else is skipped; or
-- `.npz` with `available` bool[rounds, clients].
+trace starts again. It is text, one line per round, with numbers of clients (from 0, in the order of
+the clients) between commas or blanks, `3-17` for a range, `all` for all; # starts a comment, and a
+line with nothing else is skipped.
 """
 
 import re
@@ -20,7 +17,6 @@ import numpy as np
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.sets.files import read_npz
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.training.experiment import Participation
 
@@ -28,10 +24,7 @@ _MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
 
 
 def kept_on_host(population: str, drawn: int, clients: int) -> bool:
-    """Returns whether the clients' own parts are kept on the host.
-
-    `auto` uses the host for more than 1000 clients if some sit out.
-    """
+    """Returns whether the clients' own parts are on the host: auto if many, and some sit out."""
     large = clients > _MOST_ON_DEVICE and 0 < drawn < clients
     return population == "host" or (population == "auto" and large)
 
@@ -84,21 +77,14 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     """Returns the trace in a file, in the form above, as bits u8[rounds, ceil(K / 8)]; None for "".
 
     Raises:
-      ConfigError: the file cannot be read, or a round has no client or one that does not exist.
+      ConfigError: the file cannot be read, has no round, or names a client that does not exist.
     """
     if not file:
         return None
     path = Path(file).expanduser()
     try:
-        if path.suffix == ".npz":
-            rows = read_npz(path, {"available"})["available"]
-        else:
-            rows = _rows_of(path.read_text("utf-8-sig").splitlines(), num_clients)
-        good = rows.dtype == bool and rows.shape == (len(rows) or 1, num_clients)
-        if not good or not rows.any(1).all():
-            form = f"bool[rounds, {num_clients}] with a client in every round"
-            raise ValueError(f"it must have {form}, not {rows.dtype}{list(rows.shape)}")
-    except (OSError, ValueError, KeyError) as error:
+        rows = _rows_of(path.read_text("utf-8-sig").splitlines(), num_clients)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"config.participation.trace={brief(file)}: {error}") from error
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
@@ -123,4 +109,6 @@ def _rows_of(lines: Sequence[str], num_clients: int) -> np.ndarray:
             row[lowest : highest + 1] = True
         if entries:
             rows.append(row)
-    return np.array(rows).reshape(-1, num_clients).astype(bool)
+    if not rows:
+        raise ValueError("it must have a line with clients")
+    return np.stack(rows)

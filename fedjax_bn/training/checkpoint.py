@@ -69,8 +69,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
 def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
     """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
 
-    At the end of the block, the disk has what was saved. It raises as `open_folder` and `settle`
-    do.
+    At the end of the block, the disk has what was saved.
     """
     place = folder / "checkpoints"
     # A killed run saved these rounds, and this one will reach and save them again.
@@ -92,14 +91,12 @@ def delete_earlier(folder: Path) -> None:
 
     The selected round stays, and so does the last round, from which more rounds would continue.
     """
-    place = folder / "checkpoints"
-    latest, selected = (_rounds_in(place / kind) for kind in ("latest", "selected"))
+    latest, selected = (
+        sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
+        for place in (folder / "checkpoints" / kind for kind in ("latest", "selected"))
+    )
     spare = latest if latest[-1:] == selected[-1:] else latest[:-1]
-    _delete(place / "latest" / str(round) for round in spare)
-
-
-def _rounds_in(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+    _delete(folder / "checkpoints" / "latest" / str(round) for round in spare)
 
 
 def _delete(paths: Iterable[Path]) -> None:
@@ -118,15 +115,14 @@ def steps(manager: Folder) -> list[int]:
     return [checkpoint.step for checkpoint in manager.checkpoints]
 
 
-def resume(
+def latest_state(
     folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
 ) -> PyTree:
     """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
 
-    A finished run whose last round was the selected one has only a selected checkpoint. `rounds`
-    have records: a later checkpoint is used only if `latest` has no earlier one. It raises as
-    `open_folder` and `restore` do.
+    `rounds` have records: a later checkpoint is used only if `latest` has no earlier one.
     """
+    # A finished run whose last round was the selected one has only a selected checkpoint.
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             saved_rounds = by_first(partial(steps, manager))
@@ -142,7 +138,8 @@ def resume(
 def save(manager: Folder, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
-    Every device writes its own rows. It raises as `settle` does, for this save or the one before.
+    Raises:
+      WorkdirError: as `settle`, for this save or the one before.
     """
 
     def without_donation(leaf: Any) -> Any:
@@ -280,9 +277,9 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     with _damage_named(f"the checkpoint {folder}"):
         saved, expected = leaves(_checked_form(manager, folder)), leaves(like)
     for name in sorted({*saved, *expected}):
-        if saved.get(name) != expected.get(name):
-            there, here = (of.get(name, "nothing") for of in (saved, expected))
-            return f"{name} is {there} there and {here} now"
+        before, now = (shapes.get(name, "nothing") for shapes in (saved, expected))
+        if before != now:
+            return f"{name} is {before} there and {now} now"
     return ""
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -27,10 +26,7 @@ _MOST_SAMPLED = 40  # clients whose images are shown
 def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) -> Record:
     """Returns the content of data.json.
 
-    Args:
-      internal: the clients.
-      unseen: the domains without a client; all their samples count as test samples.
-      limit: the most clients that are listed; of more, an evenly spaced selection is.
+    At most `limit` clients are listed, evenly spaced. All samples of unseen domains count as test.
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
@@ -65,23 +61,19 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
 def write_data_plots(
     folder: Path, internal: Dataset, unseen: Sequence[Domain], limit: int = 100
 ) -> None:
-    """Writes data.json, and plots of the clients' samples and of their class counts.
-
-    An evenly spaced selection of many clients is shown; data.json lists at most `limit` clients.
-    """
+    """Writes data.json, and plots of the clients' samples and of their class counts."""
     write_json(folder / "data.json", data_facts(internal, unseen, limit))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
     masked = label_trees.has_masks(internal.domains[0].train.labels)
     classes, place = class_names(internal) if masked else (), folder / "plots"
     write_picture(place / "samples.png", lambda: samples([*shown, *unseen], classes=classes))
-    write_picture(place / "class_counts.png", lambda: class_counts(internal))
+    write_picture(place / "class_counts.png", lambda: draw_class_counts(internal))
 
 
 def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
     """Draws the first `count` samples of each client in a row: images, or features as curves.
 
-    They are from the first split that the client has: training, validation or test. Masks are
-    drawn in the colours of their `classes`, boxes as frames.
+    Masks are drawn in the colours of their `classes`, boxes as frames.
     """
     names = [in_lines(domain.name) for domain in domains]
     heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
@@ -123,8 +115,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
     """Returns images [n, H, W, C] as one picture with room for `count` and white gaps.
 
-    It is [H, width, 3] if they have three channels, which are unchanged. Of others the first is
-    shown, each scaled to [0, 1] by its own range: f64[H, width], NaN in the gaps.
+    Three channels stay. Of others the first is scaled to [0, 1] by its own range: f64[H, width].
     """
     white = 255 if images.dtype == np.uint8 else 1
     if images.shape[-1] != 3:
@@ -141,12 +132,8 @@ def _gap(images: np.ndarray) -> int:
     return max(1, images.shape[2] // 10)  # pixels
 
 
-def class_counts(dataset: Dataset) -> bytes:
-    """Draws the number of training samples by class (rows) and client (columns).
-
-    FedIG's Fig. 10 is of this kind. If images have boxes or masks, boxes or pixels are counted. If
-    there are many clients, an evenly spaced selection is shown.
-    """
+def draw_class_counts(dataset: Dataset) -> bytes:
+    """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]
@@ -166,12 +153,5 @@ def class_counts(dataset: Dataset) -> bytes:
     if clients <= 40:
         names = (on_plot(domain.name) for domain in domains)
         axes.set_xticks(np.arange(clients) + 0.5, names, fontsize=8, rotation=30, ha="right")
-        if classes <= 20:
-            short = EngFormatter(places=1, sep="")  # 1.2M
-            for (row, column), count in np.ndenumerate(table):
-                color = "white" if count > 0.6 * table.max() else "black"
-                place = {"ha": "center", "va": "center", "size": 7, "color": color}
-                text = str(count or "") if count < 10_000 else short(count)
-                axes.text(column + 0.5, row + 0.5, text, **place)
     axes.invert_yaxis()
     return png(figure)

@@ -23,9 +23,8 @@ from fedjax_bn.training.workdir import Record
 class Personalization(NamedTuple):
     """How a client adapts before its test: by gradient steps on some labelled samples.
 
-    Per-FedAvg (Fallah et al. 2020) trains a start for this, and UniFed tests it this way, on
-    internal and external clients (sections 4.1.2 and 4.1.3). The samples are drawn from the split
-    that is evaluated, by `seed`, and never count in the accuracy. At least one step and sample.
+    Per-FedAvg (Fallah et al. 2020) trains a start for this, and UniFed tests it (4.1.2, 4.1.3). The
+    samples are drawn from the evaluated split, by `seed`, and never count in the accuracy.
     """
 
     samples: int
@@ -72,7 +71,6 @@ class Plan(NamedTuple):
     clients_named: int = 100
     predictions: str = ""
     profile: int = 0
-    wandb: str = ""
     device_megabytes: int = 4000
     model: str = ""
     start_from: str = ""
@@ -102,10 +100,7 @@ class Evaluation(NamedTuple):
 class Experiment(NamedTuple):
     """Everything that a run reads from the configuration, built and checked."""
 
-    # a linen module, or what `models.from_nnx` makes; wrapped by `models.precision.in_dtype` if it
-    # computes in another dtype
-    model: Any
-    # the federated method, whose batches hold images or numbers of samples in a source
+    model: Any  # a linen module, or what `models.from_nnx` or `models.precision.in_dtype` makes
     method: FederatedMethod
     internal: Dataset  # the clients, as the domains of a dataset
     unseen: tuple[Domain, ...]  # the domains that do not train

@@ -23,8 +23,7 @@ def train(
 
     `metrics` is the round's record, a line of metrics.jsonl: a callback may add entries, which
     callbacks after it see. The next round donates the arrays of `state`, so a callback that keeps
-    some copies them. A callback that is a context manager too is entered before the first round
-    and left at the end, whatever ended the rounds.
+    some copies them. A callback that is a context manager too is entered before the first round.
 
     The order of the callbacks is the order of writes, and a run that is killed between two of them,
     also by a power cut, continues exactly if it is this one (`run.train`):

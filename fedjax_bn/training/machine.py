@@ -48,10 +48,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def difference(workdir: Path, about: dict[str, Any]) -> str:
-    """Returns a message on what has changed since a workdir's run began; "" if nothing has.
-
-    `about` is what `describe_machine` returns now, or more.
-    """
+    """Returns a message on what of `describe_machine` has changed since a run began, or ""."""
     recorded, current = _facts_of(read_json(workdir / "config.json")), _facts_of(about)
     changes = [
         f"{name} ({recorded[name]!r} there, {current[name]!r} now)"

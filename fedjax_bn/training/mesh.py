@@ -37,10 +37,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     clients = clients or max(len(devices) // (batch or 1), 1)
     setting = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
     if clients * (batch or 1) > len(devices):
-        raise ConfigError(
-            f"{setting} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
-            "has: give 0 for all of them, or fewer"
-        )
+        raise ConfigError(f"{setting} is more than the {len(devices)} devices: give 0 for all")
     if not batch:
         # Devices without a client of their own take a part of each batch.
         batch = min(max(clients // rows, 1), batch_size)
@@ -48,8 +45,8 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
         raise ConfigError(
-            f"{setting} takes {chosen.size} devices, none of which is one of process "
-            f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
+            f"{setting} takes no device of process {min(idle)}: start fewer processes, or give a "
+            "larger mesh"
         )
     if chosen.size == 1 and jax.process_count() == 1:
         return None
@@ -86,16 +83,13 @@ def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh.
-
-    Of a population's state every device has a copy, without the rows, which stay on the host.
-    """
+    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh."""
 
     def placed(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     form = jax.eval_shape(lambda state: state, state)
-    if dataclasses.is_dataclass(form):  # a `PopulationState`
+    if dataclasses.is_dataclass(form):  # a `PopulationState`, whose rows stay on the host
         # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.
         host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), form)
         common = jax.tree.map(lambda leaf: placed(leaf, copies_on(mesh)), form.state)
@@ -181,7 +175,6 @@ def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else _gather(mesh)(tree)
 
 
-@cache
+@cache  # one function for each mesh, so that it compiles once for each form of tree
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """Returns one function for each mesh, so that it compiles once for each form of tree."""
     return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))

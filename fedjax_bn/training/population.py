@@ -1,9 +1,8 @@
 """Keeps the clients' own parts in the host's memory, for far more clients than a round trains.
 
-`config.population` chooses where the clients' own parts of the state are (personal leaves, method
-memory, what a weighing rule remembers): each client has a row of arrays on the device, or of NumPy
-arrays on the host. In the second case the run's state is a `PopulationState`, and neither the
-device's memory nor the cost of a round depends on the number of clients.
+With `config.population=host` the run's state is a `PopulationState`: each client's personal leaves,
+memory and what a weighing rule remembers are a row of NumPy arrays, so neither the device's memory
+nor the cost of a round depends on the number of clients.
 """
 
 import dataclasses
@@ -74,10 +73,7 @@ AnyState = FederatedState | PopulationState
 def start_population(
     experiment: Experiment, start: Callable[[], FederatedState]
 ) -> Callable[[], AnyState]:
-    """Returns `start`, or what makes the first `PopulationState` if rows are kept on the host.
-
-    In that case `start` makes a state of one client.
-    """
+    """Returns `start`, or if rows are on the host what makes a `PopulationState` of its one row."""
     if not experiment.participation.on_host:
         return start
     num_clients = len(experiment.internal.domains)
@@ -106,15 +102,3 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
                 f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
                 "the device: leave it out, or set population=device"
             )
-
-
-def population_note(start: Callable[[], AnyState]) -> str:
-    """Returns a message on the host's memory that the clients' rows take; "" without such rows."""
-    state = jax.eval_shape(start)
-    if not isinstance(state, PopulationState):
-        return ""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.rows))
-    return (
-        f"the own parts of {len(state.trained):,} clients take {size / 2**20:,.3g} MB of the "
-        f"host's memory and of each checkpoint; {len(state.cohort)} at a time are on the device"
-    )

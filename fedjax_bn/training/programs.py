@@ -1,11 +1,10 @@
 """Keeps compiled programs, in this process and between runs.
 
 Further runs in one process with the same method and shapes compile nothing (`made_once`). Between
-runs, JAX's persistent cache keeps them (`keep_compiled`), on by default and safe to share. JAX
-names an entry by the program, the versions, XLA's options and the hardware, including the features
-of the CPU, so different machines can share a folder. JAX writes an entry in place: a reader may
-find it half written, and a killed run leaves it so. Here the size is limited, which makes JAX lock
-the folder, and entries that a killed run left half written are deleted.
+runs, JAX's persistent cache keeps them (`keep_compiled`), also for different machines: its entries
+are named by program, versions and hardware. JAX writes an entry in place, so a reader may find it
+half written, and a killed run leaves it so. Here the size is limited, which makes JAX lock the
+folder, and entries that a killed run left half written are deleted.
 """
 
 import os

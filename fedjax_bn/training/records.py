@@ -62,9 +62,8 @@ def round_record(
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
     Where the norms of the clients' updates are known, they are in `norm`, and `far_norms` has those
-    above ten times the median norm, as multiples of it; None for a norm that overflows. With more
-    than `limit` clients the line has a summary (`by_client`) and, if not all took part, `clients`,
-    the numbers of those that did. `metrics` are those of a method's `round`.
+    above ten times the median norm, as multiples of it. With more than `limit` clients the line has
+    a summary (`by_client`) and, if not all took part, `clients`, the numbers of those that did.
     """
     record = {
         "round": number,
@@ -78,12 +77,9 @@ def round_record(
         finite = norms[~np.isnan(norms)]
         middle = float(np.median(finite)) if len(finite) > 2 else 0.0
         if middle and (far := np.flatnonzero(norms > _FAR * middle)).size:
-            multiples = (norms[far] / middle).tolist()
             # None, because JSON has no infinite numbers.
-            record["far_norms"] = {
-                names[k]: multiple if np.isfinite(multiple) else None
-                for k, multiple in zip(far, multiples, strict=True)
-            }
+            multiples = [x if np.isfinite(x) else None for x in (norms[far] / middle).tolist()]
+            record["far_norms"] = dict(zip([names[k] for k in far], multiples, strict=True))
     # A client with a loss that is not finite took part only if its update is not finite either.
     took_part = np.isfinite(metrics["loss"]) | ~metrics["finite"]
     if len(names) > limit and not took_part.all():
@@ -127,11 +123,9 @@ def require_usable(
 ) -> None:
     """Raises an error if the run cannot continue after a round.
 
-    With `on_nonfinite` "drop", clients whose update is not finite are left out if others remain,
-    and so is a server's step that is not finite; with "stop", either raises an error.
-
     Raises:
-      NotFiniteError: an update of a client or the server's step is not finite.
+      NotFiniteError: an update of a client or the server's step is not finite; with `on_nonfinite`
+        "drop" only if no client's update is finite.
       RiskError: the rule cannot use a risk, or gave weights that are not finite.
     """
     round, failed, fault = f"round {record['round']}", record.get("not_finite", []), ""
@@ -179,8 +173,7 @@ def summarize(
     """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector.
 
     `rounds` counts the rounds that were made, fewer than planned if the run ran out of patience
-    (`stopped_early`). `seconds_per_round` is the median over all rounds, and `tested_on` the part
-    of the samples that the accuracies are of. `compile_seconds` are 0 if no round was left.
+    (`stopped_early`). `tested_on` is the part of the samples that the accuracies are of.
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)

@@ -37,11 +37,10 @@ class Result(NamedTuple):
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
 
-        A client's model is the one with which it is tested: its personal leaves and running
-        statistics with the shared leaves, or its own model beside the shared one (`ditto`). A
-        client that has never trained has what an unseen client receives. Where clients adapt to
-        labelled samples before they are tested (`perfedavg`), it is the model before that:
-        `methods.perfedavg.personalize` makes these steps.
+        A client's model is the one with which it is tested; a client that has never trained has
+        what an unseen client receives. Where clients adapt to labelled samples before they are
+        tested (`perfedavg`), it is the model before that: `methods.perfedavg.personalize` makes
+        these steps.
 
         Raises:
           ValueError: there is no client of that name.

@@ -1,15 +1,11 @@
 """Compiles the rounds of a run, with data on the devices or streamed from the host.
 
-On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
-have the number K, which no client has. Each device gets and holds only its own clients' rows.
-
-Streamed batches are read by `grain` in parallel and ahead. Those of a round are a pure function of
-its number, so a stopped run continues exactly.
+The batches of a round are a pure function of its number, so a stopped run continues exactly. On a
+mesh they are padded with rows up to a multiple of the mesh's clients axis; padding rows have the
+number K, which no client has.
 
 If the clients' own parts are in the host's memory (`population`), the device holds what the clients
-share and the rows of one cohort; padding rows repeat those of the population's last client. The
-batches of the next cohort are read while this one trains. Its rows are taken afterwards, because a
-client may be in both cohorts. Each process has the rows of all clients.
+share and the rows of one cohort. Each process has the rows of all clients.
 """
 
 import threading
@@ -24,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import (
@@ -73,10 +68,7 @@ class Rounds(NamedTuple):
 
 
 def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
-    """Returns `round(state) -> (state, record)` of a `Rounds.compile`d round, for `loop.train`.
-
-    It raises as `records.require_usable` does.
-    """
+    """Returns `round(state) -> (state, record)` of a `Rounds.compile`d round."""
     plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
 
     def make(state: Any) -> tuple[Any, Record]:
@@ -102,14 +94,11 @@ class _Drawn(NamedTuple):
 
 
 class _Drawing(NamedTuple):
-    """Draws the clients and the samples of a round; equal for all runs of the same sizes.
+    """Draws the clients and the samples of a round; equal for all runs of the same sizes."""
 
-    `smallest` and `longest` are numbers of samples of a client; the trace is not in it.
-    """
-
-    participation: Participation
+    participation: Participation  # without the trace
     work: LocalWork
-    smallest: int
+    smallest: int  # training samples of a client
     longest: int
     mesh: Mesh | None
 
@@ -168,11 +157,7 @@ def _open_stream(
 def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
-    Both ways train on the same samples in the same order. A population's data are always streamed.
-    `state` is that before the next round.
-
-    Raises:
-      ConfigError: validation samples that training needs do not fit on the device.
+    Both ways train on the same samples in the same order; a population's data are always streamed.
     """
     if isinstance(state, PopulationState):
         return _open_cohorts(experiment, keys, state)
@@ -183,12 +168,6 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     validation_rows = {}
     if experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
-        if (validation_megabytes := _padded_megabytes(validation, mesh)) > limit:
-            raise ConfigError(
-                f"{experiment.validates} keeps the clients' {validation_megabytes:.0f} MB of "
-                f"validation samples on the device, more than config.data.device_megabytes={limit}:"
-                " raise it, lower config.data.validation, or leave that key out"
-            )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)
@@ -203,8 +182,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         batches = map(partial(place_own, local, shape[0], over), stream)
         note = (
             f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
-            f"data.device_megabytes={limit}; a round's batches take "
-            f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
+            f"data.device_megabytes={limit}"
         )
 
     def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
@@ -234,26 +212,22 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
     return splits[0].images[:1].nbytes * longest * clients_per_device / 2**20
 
 
-def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
-    """Returns the batches of a round from data of all clients on the device."""
-    rows = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
-    return point_to(rows, drawn.samples)
-
-
 def _compile_round(
     method: FederatedMethod, drawing: _Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
 ) -> Callable[..., tuple]:
     """Compiles drawing, look-up, augmentation and a round as one program.
 
-    `arguments` are state, data (all samples if `resident`, else the batches of the next round),
-    what each client keeps for its training, and facts and keys, so that runs with other seeds use
-    it too.
+    `arguments` are those of `round` below; `data` are all samples if `resident`, else the batches
+    of the next round. Facts and keys are among them, so that runs with other seeds use it too.
     """
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common
         drawn = drawing(facts, keys, state.round)
-        batches = (_gathered(drawn, data, mesh) if resident else data) | drawn.present
+        if resident:
+            rows = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
+            data = point_to(rows, drawn.samples)
+        batches = data | drawn.present
         if drawn.client is None:
             return method.round(state, batches | validation_rows, keys.method)
         num_clients = len(facts[0])
@@ -294,7 +268,6 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
-        """Returns the next round as `round(state) -> (state, metrics [N])`."""
         waiting = next(streamed, None)
         if waiting is None:  # the last round is done
             return lambda state: (state, {})
@@ -357,10 +330,7 @@ def cohort_round(
     batches: Batches,
     key: jax.Array,
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
-    """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
-
-    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], padded.
-    """
+    """Returns the next `PopulationState.state`, rows (part -> [P, ...]) and metrics of a cohort."""
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)
@@ -390,10 +360,7 @@ def stream_rounds(
     rounds: int,
     row_numbers: Sequence[int] | None = None,
 ) -> Iterator[Batches]:
-    """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays.
-
-    The samples and their order are the same as for data on the device. While a round trains, the
-    next one is read.
+    """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays, read ahead.
 
     Args:
       splits: training samples of the K clients.

@@ -13,9 +13,8 @@ OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that a
 def comparison(summaries: list[dict[str, Any]]) -> str:
     """Returns accuracy in percent by client as text, one row for each run.
 
-    Internal clients are tested with their own models of the selected round. The columns after
-    `mean` are unseen domains, with the adaptation in brackets. The first heading says if clients
-    were tested on validation samples.
+    The columns after `mean` are unseen domains, with the adaptation in brackets. The first heading
+    says if clients were tested on validation samples.
     """
     rows = [columns(summary) for summary in summaries]
     cells = [
@@ -79,8 +78,7 @@ def by_target(
 ) -> dict[tuple[str, str], dict[str, float]]:
     """Returns (method, adaptation) -> target -> percent, with their "mean", as papers print it.
 
-    Args:
-      summaries: target -> the summaries of the runs that left it out.
+    `summaries` are target -> those of the runs that left it out.
     """
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for target, runs in summaries.items():
@@ -93,12 +91,9 @@ def by_target(
 def accuracies(
     rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
 ) -> str:
-    """Returns a table as text, with a dash for a missing value.
+    """Returns row name -> column -> percent as text, with a dash for a missing value.
 
-    Args:
-      rows: row name -> column -> percent.
-      title: the text in the top left corner.
-      forms: column -> number format, for columns that are not percentages, such as `OF_MEASURES`.
+    `forms` are number formats of columns that are not percentages, such as `OF_MEASURES`.
     """
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     cells = [

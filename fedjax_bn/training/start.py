@@ -1,13 +1,8 @@
-"""Makes the state before the first round, and checks and describes it.
-
-Functions here take an `Experiment` and its random keys; nothing but `make_start`'s result computes.
-"""
+"""Makes the state before the first round, and checks and describes it."""
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -15,14 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Split
 from fedjax_bn.data.sampling import label_forms
-from fedjax_bn.engine.backend import for_one_run, on_cpu
+from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.engine.devices import padded
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.normalization import calls
@@ -61,8 +54,8 @@ def make_start(
     """Returns `start() -> state` before the first round.
 
     `fixed` has the model's collections, with None for leaves that start at random; None if all do.
-    `rows` are those of the state: by default one per client, or a single one if rows are on the
-    host. `clients` are those of the server's part, by default the experiment's.
+    `rows` are those of the state, by default one per client (a single one if rows are on the host),
+    and `clients` those of the server's part.
     """
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if experiment.participation.on_host else clients)
@@ -102,21 +95,12 @@ def check_shapes(
     `clients` is K if the state has only one row, else 0.
 
     Raises:
-      ConfigError: the state is larger than this machine's memory.
       ValueError: the model, the method and their arguments do not suit each other.
     """
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         rows = state.weights.shape[0]
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        memory = _memory(experiment)
-        if size > memory:
-            raise ConfigError(
-                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
-                f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
-                "smaller model, fewer clients, or clients_per_round with population=host"
-            )
         personal = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
         batches = batches_of_one(experiment)
@@ -132,15 +116,6 @@ def check_shapes(
         uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
     trace_adaptations(experiment, state)
-
-
-def _memory(experiment: Experiment) -> float:
-    """Returns the bytes of all devices of a run; infinity if the system does not say."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    with suppress(AttributeError, ValueError, OSError):  # no POSIX system
-        limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # On CPU all devices share one machine's memory, which `limit` already counts whole.
-    return (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
 
 
 def batches_of_one(experiment: Experiment) -> Batches:
@@ -181,10 +156,7 @@ def data_hash(experiment: Experiment) -> str:
 
 
 def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:
-    """Returns a table of shared, personal and frozen leaves, with counts and bytes of one client.
-
-    Without `modules` it has only sums, else a line for each module.
-    """
+    """Returns a table of shared, personal and frozen leaves, by module or only their sums."""
     client_form = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
     variables = join(state.shared, client_form)
     mask = jax.tree.map(lambda leaf, shared_leaf: shared_leaf is not None, variables, state.shared)

@@ -1,12 +1,9 @@
 """Runs several processes as one: how they find each other, and what only the first one does.
 
-With the flag --distributed this process is one of several. JAX finds the others on SLURM (one
-task per GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
-
-All processes compute; only process 0 writes to the workdir and prints. The others receive from it
-what the workdir holds, and its errors (`by_first`). If a process is lost, JAX ends the others, by a
-collective that fails or because its heartbeat stops. The same command continues from the last
-checkpoint.
+With --distributed, JAX finds the others on SLURM (one task per GPU), under Open MPI and on Cloud
+TPUs; elsewhere three variables name them. All processes compute; only process 0 writes to the
+workdir and prints. The others receive from it what the workdir holds, and its errors (`by_first`).
+If a process is lost, JAX ends the others; the same command continues from the last checkpoint.
 """
 
 import hashlib
@@ -80,11 +77,6 @@ def _several() -> bool:
 def first() -> bool:
     """Returns whether this is process 0, or the only one."""
     return not _several() or jax.process_index() == 0
-
-
-def number() -> str:
-    """Returns " (process 1 of 2)"; "" if there is only one."""
-    return f" (process {jax.process_index()} of {jax.process_count()})" if _several() else ""
 
 
 def by_first(act: Callable[[], Any]) -> Any:

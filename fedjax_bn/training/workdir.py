@@ -2,8 +2,7 @@
 
 A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
 appended, and synced before a checkpoint depends on them (`sync`). So after a power cut the files
-from which a run continues are whole, and later lines and checkpoints are dropped. A reader names
-what it needs and a file lacks.
+from which a run continues are whole, and later lines and checkpoints are dropped.
 """
 
 import json
@@ -123,15 +122,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_npz(path, names_in_npz(path))
     except (OSError, ValueError) as error:
-        raise not_readable(path, error) from error
-
-
-def not_readable(path: Path, error: Exception) -> WorkdirError:
-    """Returns the error for a file that a report can do without."""
-    return WorkdirError(
-        f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move it away, and the "
-        "report leaves it out"
-    )
+        raise WorkdirError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move it away, and "
+            "the report leaves it out"
+        ) from error
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
 def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
     many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:samples=5")
     monkeypatch.setattr(data_plots, "png", lambda figure: figure)
-    figure = data_plots.class_counts(many)
+    figure = data_plots.draw_class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)
     assert figure.axes[0].get_title() == "200 of 1,000 clients"
     facts = data_facts(many, (), limit=3)

@@ -20,7 +20,7 @@ from fedjax_bn.report.results import Cell, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.callbacks.tensorboard import scalars_of
-from fedjax_bn.training.evaluation.answers import Answers, Kept, predictions_of
+from fedjax_bn.training.evaluation.answers import Answers, KeptAnswers, predictions_of
 
 ODD = (
     *("../../evil", "..", ".", "", "/etc/passwd", "a\\b", "C:evil", "~root", "$HOME", "a$b$c"),
@@ -95,7 +95,7 @@ def test_a_plot_shows_a_name_and_no_formula():
     assert [entry.get_text() for entry in axes.get_legend().get_texts()] == labels
     assert png(figure)
     dataset = domains("$a$/0", "猫", "_hidden", "\udcff", "\ta\n", count=4)
-    assert data_plots.class_counts(dataset)
+    assert data_plots.draw_class_counts(dataset)
     assert data_plots.samples(list(dataset.domains[:4]), count=2)
 
 
@@ -143,7 +143,7 @@ def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
 def _of_answers(name):
     answers = Answers(np.array([[-1.0, 1.0]]), np.array([0]))
     split = Split(np.zeros((1, 2)), np.array([0]), names=np.array([name]))
-    return predictions_of({(name, name): Kept(answers, split)}, "csv")
+    return predictions_of({(name, name): KeptAnswers(answers, split)}, "csv")
 
 
 def _of_report(name):

@@ -5,14 +5,12 @@ import inspect
 import optax
 import pytest
 
-import runs
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run.config.keys import base, check, override
 from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, WEIGHING
-from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import OF_CALLER
 
 CANNOT_RUN = [
@@ -33,13 +31,6 @@ def test_a_value_that_cannot_run_is_refused_with_what_is_allowed(text):
     key = text.partition("=")[0]
     with pytest.raises(ConfigError, match=f"config.{key}=.* must be "):
         check(override(base(), text))
-
-
-def test_a_state_larger_than_the_memory_is_refused(monkeypatch):
-    runs.install(monkeypatch)
-    monkeypatch.setattr("os.sysconf", lambda name: 10)
-    with pytest.raises(ConfigError, match=r"config\.model"):
-        prepare(runs.config())
 
 
 FACTORIES = [

@@ -79,10 +79,3 @@ def test_a_half_written_entry_is_dropped_at_the_next_start(tmp_path, events):
     assert compile_and_run() == answer
     assert events == [MISS]
     assert entries(tmp_path) == [name for name in whole if "lambda" in name]
-
-
-def test_a_folder_that_cannot_be_written_is_said_and_not_used(tmp_path, events):
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match=r"config\.com"):
-        keep_compiled(str(tmp_path / "file" / "below"))
-    assert jax.config.jax_compilation_cache_dir is None

@@ -43,16 +43,10 @@ def json_of(path):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: "",
-        lambda text: "\0" * 100,
-    ],
-)
-def test_a_damaged_file_is_named_whole(folder, name, damage):
-    (folder / name).write_text(damage((folder / name).read_text()))
+@pytest.mark.parametrize("half", [True, False])
+def test_a_damaged_file_is_named_whole(folder, name, half):
+    text = (folder / name).read_text()
+    (folder / name).write_text(text[: len(text) // 2] if half else "\0" * 100)
     with pytest.raises(UserError) as error:
         read_all(folder)
     assert str(folder / name) in str(error.value)

@@ -7,14 +7,11 @@ import pytest
 
 from fedjax_bn.training.records import round_record, warnings_of
 
-NAMES = ["a", "b", "c", "d"]
 
-
-def record(norms, number=1):
+def record(norms):
     metrics = {"loss": np.ones(4), "weights": np.full(4, 0.25), "norm": np.array(norms)}
-    return round_record(
-        NAMES, metrics | {"finite": np.ones(4, bool), "server_finite": True}, number, 0.5
-    )
+    metrics |= {"finite": np.ones(4, bool), "server_finite": True}
+    return round_record(["a", "b", "c", "d"], metrics, 1, 0.5)
 
 
 def test_a_norm_of_more_than_ten_times_the_median_is_recorded_and_is_a_sentence():

@@ -110,7 +110,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_run_has_its_results
     def fail(*given: object, **options: object) -> bytes:
         raise TypeError("Invalid shape")
 
-    for name in ("samples", "class_counts"):
+    for name in ("samples", "draw_class_counts"):
         monkeypatch.setattr(data_plots, name, fail)
     with pytest.warns(UserWarning, match="Invalid shape") as caught:
         commands.train_all(runs.config(rounds=1, target=""), tmp_path / "run", write_report)

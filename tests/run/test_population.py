@@ -12,8 +12,6 @@ from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, variables_of
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.federation import global_variables, put_rows, take_rows
-from fedjax_bn.report.page import write_report
-from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.training import checkpoint, population, rounds
 from fedjax_bn.training.population import PopulationState
@@ -86,7 +84,6 @@ ODD = {"target": "", "clients_per_round": 3, "population": "host"}
             {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
             marks=pytest.mark.slow,  # the next test has a fast one
         ),
-        pytest.param((1, 2), {}, marks=pytest.mark.slow),
         pytest.param((2, 0), {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
         pytest.param((2, 0), {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
     ],
@@ -180,24 +177,10 @@ def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": ""}, "all 4 take part: lower clients_per_round"),
-        (
-            {"clients_per_round": 2, "adaptations": ("running", "ensemble")},
-            "'ensemble'",
-        ),
+        ({"target": ""}, "clients_per_round"),
+        ({"clients_per_round": 2, "adaptations": ("running", "ensemble")}, "'ensemble'"),
     ],
 )
 def test_what_rows_on_the_host_do_not_allow_is_refused(tiny, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         runs.run(tmp_path / "run", population="host", **changes)
-
-
-@pytest.mark.slow
-def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
-    folder, keys = tmp_path / "run", KEYS | {"target": "dog", "clients_per_round": 2}
-    summary = runs.run(folder, population="host", method="fedcd", eval_every=3, **keys)
-    request = evaluate_finished.Request(internal=True)
-    result, _ = evaluate_finished.run(folder, request, say=lambda text: None)
-    assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
-    assert result["unseen"] == summary["accuracy"]["unseen"]
-    write_report(folder)

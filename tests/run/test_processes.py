@@ -1,7 +1,6 @@
-"""Several real processes: they train as one, and none is left waiting for one that is lost."""
+"""Several real processes train as one."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -114,26 +113,6 @@ def models_in(folder, changes):
     if isinstance(state, population.PopulationState):
         return state.rows
     return state.personal, state.memory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [1, 0])
-def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tmp_path, both, lost):
-    """By a collective or a save that fails, or by JAX's heartbeat, which aborts it in the end."""
-    folder = tmp_path / "run"
-    pair = both(folder, 5000)
-    runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
-    pair[lost].send_signal(signal.SIGKILL)
-    said = pair[1 - lost].communicate(timeout=300)[1]
-    assert pair[1 - lost].returncode, said
-    state, records = resumed(folder)
-    assert int(state.round) == len(records) > 0
-
-
-def resumed(folder):
-    """What one device continues from."""
-    _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
-    return train.resume(folder, begin)
 
 
 TALKS = """

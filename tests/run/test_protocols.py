@@ -252,7 +252,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(tmp_path, 
             return {"round": np.asarray(number, np.int32)}, record
 
         lines, first = tmp_path / "metrics.jsonl", {"round": np.asarray(0, np.int32)}
-        state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
+        state = checkpoint.latest_state(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
         callbacks = (

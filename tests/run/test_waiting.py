@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits, load_sample_image
 
 from fedjax_bn import models
 from fedjax_bn.data.sets import scanners
-from fedjax_bn.engine.backend import compile_quickly, for_one_run, traced_for
+from fedjax_bn.engine.backend import for_one_run
 
 
 def background() -> np.ndarray:
@@ -40,16 +40,3 @@ def test_a_program_for_one_run_gives_the_bits_of_any_other(optimized):
     jax.tree.map(np.testing.assert_array_equal, quick(key), jax.jit(init)(key))
     # What only asks for the form of the result traces it inside another program.
     assert jax.eval_shape(quick, key) == jax.eval_shape(init, key)
-
-
-@pytest.mark.parametrize(("platform", "least"), [("cpu", True), ("tpu", False)])
-def test_a_runs_program_is_optimized_less_on_cpu_alone(platform, least, optimized):
-    given = []
-
-    class Program:
-        def compile(self, compiler_options):
-            given.append(compiler_options)
-
-    with traced_for(platform):
-        compile_quickly(Program())
-    assert given == [{"xla_backend_optimization_level": 1} if least else None]

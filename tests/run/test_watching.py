@@ -1,23 +1,14 @@
-"""What a run prints and logs: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
+"""What a run prints and logs: on a terminal, in a file, in TensorBoard."""
 
-import io
 import os
-import shutil
 import sys
 import termios
 import time
-import types
 
-import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run import train
-from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.progress import Progress
-from fedjax_bn.training.callbacks.tensorboard import Wandb
-from fedjax_bn.training.rounds import Rounds
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +54,6 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(
-    tmp_path, folder, monkeypatch
-):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    whole = workdir.read_json(tmp_path / "summary.json")
-    (tmp_path / "summary.json").unlink()
-    monkeypatch.setattr(
-        train, "open_rounds", lambda *_: Rounds("", lambda state: pytest.fail("it compiles"))
-    )
-    monkeypatch.setattr(train, "traffic", lambda *_: whole["traffic"])
-    assert runs.without_times(runs.run(tmp_path)) == runs.without_times(whole)
-
-
 def test_tensorboard_shows_the_pictures_of_the_data(folder):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder / "events"))
@@ -83,46 +61,3 @@ def test_tensorboard_shows_the_pictures_of_the_data(folder):
     assert set(events.Tags()["images"]) == {"samples", "class_counts"}
     picture = events.Images("class_counts")[0]
     assert picture.encoded_image_string == (folder / "plots" / "class_counts.png").read_bytes()
-    assert picture.width == width_of(picture.encoded_image_string)
-
-
-def width_of(data: bytes) -> int:
-    from matplotlib import image
-
-    return np.asarray(image.imread(io.BytesIO(data))).shape[1]
-
-
-def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatch):
-    calls, logged = [], []
-
-    class Run:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            logged.append("closed")
-
-        def log(self, values, step):
-            logged.append((step, values["loss/ant"]))
-
-    fake = types.ModuleType("wandb")
-    fake.__spec__ = object()
-    fake.init = lambda **options: calls.append(options) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
-    config = runs.config(wandb="hospitals", rounds=2)
-    plan = train.prepare(config)[0].plan
-    with Wandb(plan, tmp_path) as callback:
-        for one in records:
-            callback.on_round_end(one["round"], None, one)
-    (options,) = calls
-    assert options["project"] == "hospitals"
-    assert options["resume"] == "allow"
-    assert options["config"]["method"] == "fedbn"
-    assert logged == [(1, 0.5), (2, 1.0), "closed"]
-
-
-def test_a_project_without_the_package_is_refused_at_once(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"config\.wandb='x'"):
-        runs.run(tmp_path, wandb="x")

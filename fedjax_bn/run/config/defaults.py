@@ -245,7 +245,6 @@ _KEYS = {
     "profile": _key(
         0, "Round, from 1, that jax.profiler traces into WORKDIR/profile. 0: none.", RoundsOr0
     ),
-    "wandb": _key("", "Project of Weights & Biases to which rounds are reported."),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
     "data.path": _key("", "File or folder of a dataset that is not embedded.", _PATH),

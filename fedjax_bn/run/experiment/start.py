@@ -5,7 +5,6 @@ are read: no code that the other workdir names is imported.
 """
 
 import hashlib
-import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +44,6 @@ def prepare(
       ConfigError: the configuration or the data that it names cannot be used.
     """
     keep_compiled(config.compilation_cache)
-    if config.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(f"config.wandb={config.wandb!r} needs a package: `pip install wandb`")
     sizes = (min(clients, 1), clients)
     with as_config_errors():
         experiment = make(config)

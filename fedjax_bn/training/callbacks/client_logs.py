@@ -1,9 +1,8 @@
 """Writes what a run's report needs of its clients: distances of batch norms, and masks.
 
 `batch_norms/first.npz` has the distances of the clients' batch norms from their mean, by layer,
-after the first round, and `selected.npz` has those of the selected round. Before training all
-clients have the same model, so every distance is 0. Shared leaves have none. `masks/ROUND.npz` has
-the clients' masks, if they have any.
+after the first round, and `selected.npz` has those of the selected round. `masks/ROUND.npz` has the
+clients' masks, if they have any.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
-from fedjax_bn.training.evaluation.answers import packed
+from fedjax_bn.training.evaluation.answers import npz_bytes
 from fedjax_bn.training.evaluation.per_sample import features_of
 from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
@@ -51,10 +50,7 @@ class ClientLogs(NamedTuple):
             _log_batch_norms(self.experiment, self.folder, state, "selected")
 
     def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
-        """Draws what the masks of the first and the last client do to their features, if they do.
-
-        Features are those of test images, before the mask.
-        """
+        """Draws what the masks of the first and the last client do to features of test images."""
         if isinstance(state, PopulationState) or FEATURES not in state.personal.get(COLLECTION, {}):
             return
         experiment, domains = self.experiment, self.experiment.internal.domains
@@ -84,10 +80,7 @@ class Distances(NamedTuple):
 
 
 def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name: str) -> None:
-    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
-
-    At most `clients_named` clients are written, evenly spaced, and none whose rows are on the host.
-    """
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms."""
     if isinstance(state, PopulationState):
         return
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
@@ -115,10 +108,8 @@ def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name
         kind: np.float32([distances[layer].get(kind, nothing)[shown] for layer in layers])
         for kind in _KINDS
     }
-    # Names are stored as bytes, because those that come from files need not be valid text.
-    arrays["clients"] = np.array([names[k].encode("utf-8", "surrogatepass") for k in shown])
-    arrays["layers"] = np.array(layers)
-    write_atomically(folder / _FOLDER / f"{name}.npz", packed(arrays))
+    arrays |= {"clients": np.array([names[k] for k in shown]), "layers": np.array(layers)}
+    write_atomically(folder / _FOLDER / f"{name}.npz", npz_bytes(arrays))
 
 
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -149,8 +140,8 @@ def read_distances(folder: Path, name: str) -> Distances | None:
     if not path.exists():
         return None
     stored = read_arrays(path)
-    clients = [name.decode("utf-8", "surrogatepass") for name in stored["clients"].tolist()]
-    return Distances(stored["layers"].tolist(), clients, {kind: stored[kind] for kind in _KINDS})
+    names = stored["layers"].tolist(), stored["clients"].tolist()
+    return Distances(*names, {kind: stored[kind] for kind in _KINDS})
 
 
 def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
@@ -160,8 +151,8 @@ def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
     f[C], which an unseen client receives.
 
     Returns:
-      {"mask_l1": {client: L1 norm, "mean": their mean}}, see `records.by_client`; a client's norm
-      is the mean over its masks if it has several (FedCD, Fig. 3). {} if there are no masks.
+      {"mask_l1": `records.by_client` of the L1 norms} (FedCD, Fig. 3), the mean over a client's
+      masks if it has several; {} if there are no masks.
     """
     if isinstance(state, PopulationState) or not state.personal.get(COLLECTION):
         return {}
@@ -171,7 +162,7 @@ def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
         arrays = {"clients": np.array(names)} | masks
         for name, mask in masks.items():
             arrays[f"{name}.mean"] = (weights[:, None] * mask).sum(0) / weights.sum()
-        write_atomically(folder / "masks" / f"{int(state.round):04}.npz", packed(arrays))
+        write_atomically(folder / "masks" / f"{int(state.round):04}.npz", npz_bytes(arrays))
     # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names, norms, experiment.plan.clients_named)}

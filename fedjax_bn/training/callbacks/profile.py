@@ -1,16 +1,15 @@
 """Profiles one round of a run: writes the trace of `jax.profiler`, which XProf shows."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.together import first
+from fedjax_bn.training.workdir import faults_named
 
 
 class Profile:
@@ -31,14 +30,14 @@ class Profile:
     def __init__(self, round: int, folder: str | os.PathLike[str]) -> None:
         self._round, self._folder, self._stack = round, Path(folder), ExitStack()
         if round and first():
-            with _faults_named(self._folder):
+            with faults_named(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "Profile":
         return self
 
     def __exit__(self, *error: Any) -> None:
-        with _faults_named(self._folder):
+        with faults_named(self._folder):
             self._stack.close()
 
     def on_round_begin(self, round: int) -> None:
@@ -51,14 +50,3 @@ class Profile:
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Ends the trace."""
         self.__exit__()
-
-
-@contextmanager
-def _faults_named(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, jax.errors.JaxRuntimeError) as error:
-        raise WorkdirError(
-            f"cannot write a profile to {folder} ({error}): make room there or make it writable, "
-            "or leave profile out"
-        ) from error

@@ -42,7 +42,6 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._printed = time.monotonic()
-        self._after_first: tuple[int, float] | None = None
         if sys.stderr.isatty():
             options = {"initial": self._rounds_done, "desc": self._title, "bar_format": _BAR}
             self._bar = tqdm(total=self._rounds, dynamic_ncols=True, **options)
@@ -59,18 +58,10 @@ class Progress:
             self._bar.set_postfix_str(words, refresh=False)
             self._bar.update()
             return
-        pace = metrics["seconds"]
-        if self._after_first is None:  # the first round compiles, so its end begins the clock
-            self._after_first = round, clock
-        else:
-            pace = (clock - self._after_first[1]) / (round - self._after_first[0])
-        if (
-            clock - self._printed >= _BETWEEN_LINES
-            or "accuracy" in metrics
-            or (round >= self._rounds)
-        ):
+        due = clock - self._printed >= _BETWEEN_LINES or round >= self._rounds
+        if due or "accuracy" in metrics:
             self._printed = clock
-            left = tqdm.format_interval(pace * (self._rounds - round))
+            left = tqdm.format_interval(metrics["seconds"] * (self._rounds - round))
             line = f"{self._title}: round {round} of {self._rounds}, {words}, {left} left"
             with suppress(OSError):
                 print(line, file=sys.stderr, flush=True)
@@ -79,8 +70,9 @@ class Progress:
 def _in_words(record: Record, samples: float, score: str) -> str:
     """Returns a round in words: mean loss, the score if it was evaluated, samples a second."""
     losses = record["loss"]
-    losses = {"mean": losses["mean"]} if "mean" in losses else losses  # a summary of many clients
-    present = [loss for loss in losses.values() if loss is not None]
+    # A summary of many clients has their mean.
+    values = [losses["mean"]] if "mean" in losses else losses.values()
+    present = [loss for loss in values if loss is not None]
     words = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
     if "accuracy" in record:
         words += f", {score} {record['accuracy']['mean']:.1f} %"

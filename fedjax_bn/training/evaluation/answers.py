@@ -1,13 +1,6 @@
 """Keeps the answers of clients: their measures, and the files that a run's folder has of them.
 
-Answers are those of a classifier (`Answers`) or masks (`MaskAnswers`). Both have
-
-    percent                the task's score
-    ordered(index)         the answers to samples in another order
-    measures(split)        name -> value, NaN if it is not defined
-    row(split)             the arrays that the report needs
-    predictions(), table(split)    what `config.predictions` writes, npz or csv
-
+Answers are those of a classifier (`Answers`) or masks (`MaskAnswers`), with the same methods.
 `answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
 adaptation. All predictions are written on request (`config.predictions`).
 """
@@ -33,6 +26,7 @@ from fedjax_bn.data.label_trees import MASK, SPACING
 from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.engine.overlap import Overlaps, score_of
 from fedjax_bn.task import Score, Task, confusion
+from fedjax_bn.tasks.segmentation.overlays import Picture
 from fedjax_bn.tasks.segmentation.surfaces import surface_scores, volumes_of
 from fedjax_bn.training.workdir import read_arrays, write_atomically
 
@@ -40,6 +34,7 @@ _MISTAKES = 6  # kept in a row
 _MOST_CLASSES = 100  # with more, no confusion matrix is kept
 _PIXELS, _MASK_PIXELS = 64, 160  # the longest side of a picture, without and with a mask
 _BINS = 15  # of confidence, for the calibration error
+_KINDS = "internal", "unseen"  # a file each
 
 
 class Answers(NamedTuple):
@@ -50,7 +45,7 @@ class Answers(NamedTuple):
 
     @property
     def right(self) -> np.ndarray:
-        """Whether each answer is right, bool[N]."""
+        """Returns whether each answer is right, bool[N]."""
         return self.logits.argmax(-1).astype(self.label.dtype) == self.label
 
     @property
@@ -71,13 +66,10 @@ class Answers(NamedTuple):
     def measures(self, split: Split) -> dict[str, float]:
         """Returns percentages, except the loss (nats) and the area under the curve (0 to 1).
 
-        loss is the mean cross entropy. balanced_accuracy is the share of right answers in each
-        class, averaged over the classes that occur (Brodersen et al. 2010). auc is the area under
-        the curve of the second of two classes, else the mean over classes of one against all
-        others; with samples of only one class it is not defined. ece is the expected calibration
-        error (Guo et al. 2017, Eq. 3) over 15 bins of confidence.
+        balanced_accuracy is the mean recall of the classes that occur (Brodersen et al. 2010). auc
+        is that of the second of two classes, else the mean of one class against all others; NaN if
+        only one class occurs. ece is the calibration error (Guo et al. 2017, Eq. 3).
         """
-        del split  # masks need it
         label, count = self.label, len(self.label)
         if not count:
             return dict.fromkeys(("loss", "balanced_accuracy", "auc", "ece"), np.nan)
@@ -147,14 +139,11 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
 
 
 class MaskAnswers(NamedTuple):
-    """Predicted masks u8[N, H, W] of the samples of a split, in the split's order.
-
-    `overlaps` are those of `segmentation.overlaps`, `percent` the task's score.
-    """
+    """Predicted masks u8[N, H, W] of the samples of a split, in the split's order."""
 
     predicted: np.ndarray
     overlaps: Overlaps
-    percent: float
+    percent: float  # the task's score
     nested: bool
 
     def ordered(self, index: np.ndarray) -> "MaskAnswers":
@@ -165,14 +154,9 @@ class MaskAnswers(NamedTuple):
     def measures(self, split: Split) -> dict[str, float]:
         """Returns means over a client's volumes, or over its images if they are of no volume.
 
-            iou           percent, mean over the regions, which are the classes without background
-            dice_C        percent, of class C, if there are several regions
-            hd95_U        mean over the regions of both masks, U is "mm" or "pixels"
-            assd_U        likewise
-            undefined     number of volumes and regions without distances: a mask lacks the region
-
-        Distances take about 0.1 s for an image of 512 x 512 pixels that is full of vessels, and
-        much less for one organ.
+        iou and dice_C (of class C, if there are several regions) are percentages; hd95 and assd are
+        in "mm" or "pixels", and `undefined` counts the volumes and regions without distances,
+        because a mask lacks the region. Regions are the classes without the background.
         """
         _, (dice, iou, hd95, assd), unit = self._scores(split)
         classes = range(dice.shape[1]) if dice.shape[1] > 1 else ()
@@ -251,7 +235,7 @@ def _mean(values: Any) -> float:
 AnyAnswers = Answers | MaskAnswers
 
 
-class Kept(NamedTuple):
+class KeptAnswers(NamedTuple):
     """Answers, the samples that they are of, and the part of the data that these are."""
 
     answers: AnyAnswers
@@ -259,7 +243,7 @@ class Kept(NamedTuple):
     part: str = "test"
 
 
-Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation) -> answers
+Keep = dict[tuple[str, str], KeptAnswers]  # (client, "") or (unseen domain, adaptation) -> answers
 
 
 def answering(task: Task) -> Task:
@@ -296,18 +280,12 @@ def measures_of(
     scores: Mapping[str, AnyAnswers | float], split: Split
 ) -> dict[str, dict[str, float | None]]:
     """Returns adaptation -> measure -> value, None if it is not defined; only for answers."""
-    return {
-        adaptation: {
-            name: value if np.isfinite(value) else None
-            for name, value in answers.measures(split).items()
-        }
-        for adaptation, answers in scores.items()
-        if isinstance(answers, AnyAnswers)
-    }
-
-
-def _paths(folder: Path) -> tuple[Path, Path]:
-    return folder / "answers" / "internal.npz", folder / "answers" / "unseen.npz"
+    measures = {}
+    for adaptation, answers in scores.items():
+        if isinstance(answers, AnyAnswers):
+            values = answers.measures(split).items()
+            measures[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
+    return measures
 
 
 def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
@@ -315,16 +293,17 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
 
     `predictions` is "csv" or "npz" to write what `predictions_of` returns too; "" not to.
     """
-    for path in _paths(folder):
+    for kind in _KINDS:
         # An unseen domain's key names an adaptation, a client's does not.
-        unseen = path.stem == "unseen"
-        of_kind = {key: answered for key, answered in keep.items() if bool(key[1]) == unseen}
+        is_unseen = kind == "unseen"
+        of_kind = {key: answered for key, answered in keep.items() if bool(key[1]) == is_unseen}
         if of_kind:
+            place = folder / "answers"
             rows = [answered.answers.row(answered.split) for answered in of_kind.values()]
-            write_atomically(path, _packed_rows(of_kind, rows))
+            write_atomically(place / f"{kind}.npz", _packed_rows(of_kind, rows))
             if predictions:
-                place = path.with_name(f"{path.stem}-predictions.{predictions}")
-                write_atomically(place, predictions_of(of_kind, predictions))
+                content = predictions_of(of_kind, predictions)
+                write_atomically(place / f"{kind}-predictions.{predictions}", content)
 
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
@@ -335,7 +314,7 @@ def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
         for name, array in row.items():
             stem, dot, ending = name.partition(".")
             arrays[f"{stem}{i}{dot}{ending}"] = array
-    return packed(arrays)
+    return npz_bytes(arrays)
 
 
 class Mistake(NamedTuple):
@@ -349,26 +328,18 @@ class Mistake(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The answers of one client, or of one unseen domain and adaptation, as a folder keeps them.
+    """The answers of one client, or of one unseen domain and adaptation, as a folder keeps them."""
 
-    `right` is bool[N]; `confusion` i64[C, C], class by answer, or None for more than 100 classes;
-    the most confident mistakes come first.
-    """
-
-    right: np.ndarray
-    confusion: np.ndarray | None
-    mistakes: list[Mistake]
+    right: np.ndarray  # bool[N]
+    confusion: np.ndarray | None  # i64[C, C], class by answer; None for more than 100 classes
+    mistakes: list[Mistake]  # the most confident ones
 
 
 class AnsweredMasks(NamedTuple):
-    """What a folder keeps of the masks of one client, or of one unseen domain and adaptation.
+    """What a folder keeps of the masks of one client, or of one unseen domain and adaptation."""
 
-    `dice` is f32[V, R] in [0, 1], of each volume or image and region; pictures are of the best, the
-    median and the worst, as in `segmentation.overlays`.
-    """
-
-    dice: np.ndarray
-    pictures: list[tuple[np.ndarray, np.ndarray, np.ndarray, str]]
+    dice: np.ndarray  # f32[V, R] in [0, 1], of each volume or image and region
+    pictures: list[Picture]  # of the best, the median and the worst
 
 
 def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks]:
@@ -378,7 +349,7 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks
       WorkdirError: a file is damaged.
     """
     answers = {}
-    for path in filter(Path.exists, _paths(folder)):
+    for path in filter(Path.exists, (folder / "answers" / f"{kind}.npz" for kind in _KINDS)):
         stored = read_arrays(path)
         for i, key in enumerate(json.loads(str(stored["names"]))):
             of_row = re.compile(rf"([a-z]+){i}(\.\d+)?")
@@ -390,11 +361,8 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks
 
 def _classes_of(row: Mapping[str, np.ndarray]) -> Answered:
     right = np.unpackbits(row["right"], count=int(row["samples"])).astype(bool)
-    confidence = row["confidence"].tolist()
-    mistakes = [
-        Mistake(*entry, confidence[j], row[f"picture.{j}"])
-        for j, entry in enumerate(row["mistakes"].tolist())
-    ]
+    pairs = enumerate(zip(row["mistakes"].tolist(), row["confidence"].tolist(), strict=True))
+    mistakes = [Mistake(*entry, sure, row[f"picture.{j}"]) for j, (entry, sure) in pairs]
     return Answered(right, row.get("confusion"), mistakes)
 
 
@@ -426,7 +394,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
     return file.getvalue()
 
 
-def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Returns named arrays as the content of a compressed `.npz`."""
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
@@ -436,8 +404,7 @@ def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 def small_picture(stored: np.ndarray, side: int) -> np.ndarray:
     """Returns a picture u8[h, w, 1 or 3] of a stored image, its sides at most `side` pixels.
 
-    `stored` is u8[H, W, C] or f32[H, W, C], whose own range is shown because floats have no fixed
-    one; with other than 3 channels the first is shown. f32[F] is returned as it is.
+    Of floats their own range is shown, of other than 3 channels the first; f32[F] stays as it is.
     """
     if stored.ndim < 3:
         return stored.astype(np.float32).reshape(-1)

@@ -1,10 +1,8 @@
 """Scores a federation, between rounds or after the run.
 
-Every internal client is tested with its own model, every unseen client with each adaptation. With
-`config.personalize_samples` each client first adapts to a few labelled samples.
-
-Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
-never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
+Every internal client is tested with its own model, by the method's rule
+(`FederatedMethod.statistics`), every unseen client with each adaptation. A client that has never
+taken part has no leaves of its own yet: it is tested with what an unseen client receives.
 Validation, which selects a round, uses the clients' own models or the aggregated one
 (`config.validate_with`), as FedIG's server does (A.2).
 """
@@ -35,7 +33,7 @@ from fedjax_bn.training.evaluation import scoring
 from fedjax_bn.training.evaluation.answers import (
     AnyAnswers,
     Keep,
-    Kept,
+    KeptAnswers,
     answering,
     measures_of,
 )
@@ -72,10 +70,7 @@ def evaluator(experiment: Experiment) -> Evaluate:
 
 
 def clients_tested(evaluation: Evaluation, num_clients: int) -> np.ndarray:
-    """Returns the numbers of the clients that are evaluated, i[n], ascending.
-
-    `evaluation.clients` of K (0: all) are drawn from its seed, the same in every round.
-    """
+    """Returns the numbers of the clients that are evaluated, i[n], the same in every round."""
     if not evaluation.clients:
         return np.arange(num_clients)
     order = generator(evaluation.seed, 0, 0, _SAMPLE).permutation(num_clients)
@@ -86,11 +81,10 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" if clients have validation samples, and "measures" of
-    the answers to the test samples, which `keep` takes too. Clients without test samples are tested
-    on those that validate. With `train_loss` it has "train_loss", the loss of FedBN's Fig. 3: over
-    a client's training samples, after aggregation, with its own model in evaluation mode. Differs
-    from the authors' code: the mean is over samples, not over batches, of which the last is
-    smaller.
+    the answers to the test samples, which `keep` takes too. With `train_loss` it has "train_loss",
+    the loss of FedBN's Fig. 3: over a client's training samples, after aggregation, with its own
+    model in evaluation mode. Differs from the authors' code: the mean is over samples, not over
+    batches, of which the last is smaller.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
@@ -134,7 +128,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         for k in some_of(len(names), limit) if size else range(len(names)):
             answers = scores["accuracy"][k]
             if keep is not None and isinstance(answers, AnyAnswers):
-                keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
+                keep[names[k], ""] = KeptAnswers(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
@@ -155,10 +149,7 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
 def _measures_by_client(
     names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
 ) -> dict[str, Any]:
-    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
-
-    Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
-    """
+    """Returns {"measures": {name: {client: value, "mean": of those}}}; {} if scores are numbers."""
     if not all(isinstance(answers, AnyAnswers) for answers, _ in answered):
         return {}
     rows, measures = [answers.measures(split) for answers, split in answered], {}
@@ -282,17 +273,14 @@ def _models_of(
 
 
 def variables_of_client(state: AnyState, client: int, trained: _Trained = None) -> Variables:
-    """Returns the model with which an internal client is tested, before any personalization.
-
-    `state` is on one device; `trained` bool[K] is as for `Evaluate`.
-    """
+    """Returns the model with which an internal client is tested, before any personalization."""
     model = _models_of(state, np.array([client]), trained, None, True)
     return predicting(client_variables(model, 0))
 
 
 @jax.jit
 def _with_rows(state: FederatedState, rows: Any, has_trained: jax.Array) -> FederatedState:
-    """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
+    """Returns the state with the `rows` that have trained, else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
     mean = unseen_personal(personal, state.weights)
 
@@ -305,8 +293,8 @@ def _with_rows(state: FederatedState, rows: Any, has_trained: jax.Array) -> Fede
 def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
-    The record is {"unseen": {domain: {adaptation: percent}}}. With answers it also has
-    "unseen_measures", {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
+    The record is {"unseen": {domain: {adaptation: percent}}}, and with answers "unseen_measures",
+    {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
@@ -354,7 +342,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     order = scoring.in_order(Split(number, number), choice.order).images
                     answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = Kept(answer, split, parts_of_domains[name])
+                        keep[name, adaptation] = KeptAnswers(answer, split, parts_of_domains[name])
                 answers[adaptation] = answer
             scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
             measures[name] = measures_of(answers, split)

@@ -1,6 +1,7 @@
-"""Computes features, alphas of the adapter, and pictures with boxes or masks, of single samples."""
+"""Computes features, alphas of the adapter, and pictures with boxes, of single samples."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection import PREDICTION, detect
 from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes
-from fedjax_bn.tasks.segmentation import overlays
-from fedjax_bn.training.evaluation.answers import AnsweredMasks, read_answers
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import write_picture
@@ -33,10 +32,7 @@ _CLIENTS = 8  # internal clients, and at most as many unseen ones
 def alphas_of(
     model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
 ) -> dict[str, np.ndarray]:
-    """Returns layer -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
-
-    Layers are in the order of the forward pass.
-    """
+    """Returns layer -> alpha f[N] of every sample, in forward order (FedIG, Fig. 4a, 7 to 9)."""
     alphas = _over_batches(prepare, variables, split, batch_size, record_alphas(model))
     images = prepare(jax.numpy.asarray(split.images[:2]), parameter_dtype(variables))
     return {name: alphas[name] for name in in_forward_order(alphas, model, variables, images)}
@@ -52,8 +48,7 @@ def features_of(
 ) -> np.ndarray:
     """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
 
-    `make` is model -> adaptation without carry, such as `adaptation.running`, and `variables` are
-    the collections that it needs.
+    `make` is model -> adaptation without carry, such as `adaptation.running`.
     """
     adaptation = make(FeaturesOf(model))
 
@@ -95,56 +90,31 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
     with what an unseen client receives, by the received running statistics.
     """
 
-    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[BoxPicture]]:
-        @jax.jit
-        def find(variables: Variables, images: jax.Array) -> Any:
-            read = experiment.prepare(images, parameter_dtype(variables))
-            outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
-            return detect(outputs, experiment.model.anchors, PREDICTION)
+    @partial(jax.jit, static_argnums=0)
+    def find(adaptation: Adaptation, variables: Variables, images: jax.Array) -> Any:
+        read = experiment.prepare(images, parameter_dtype(variables))
+        outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
+        return detect(outputs, experiment.model.anchors, PREDICTION)
 
-        def pictures(variables: Variables, split: Split) -> list[BoxPicture]:
-            samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
-            images = np.asarray(samples_shown.images)
-            boxes = jax.device_get(find(variables, images))
-            true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
-            return [BoxPicture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
-
-        return pictures
+    def pictures(adaptation: Adaptation, variables: Variables, split: Split) -> list[BoxPicture]:
+        samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
+        images = np.asarray(samples_shown.images)
+        boxes = jax.device_get(find(adaptation, variables, images))
+        true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
+        return [BoxPicture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
 
     def draw() -> bytes:
         rule, dataset, rows = experiment.method.statistics, experiment.internal, {}
-        find_by_rule = finder(of_clients(experiment.model, rule))
-        served = find_by_rule if rule is None else finder(running(experiment.model))
+        by_rule = of_clients(experiment.model, rule)
+        served = by_rule if rule is None else running(experiment.model)
         for k, domain in enumerate(dataset.domains[:_CLIENTS]):
             name = of_part(domain.name, scored_part([domain]))
-            rows[name] = find_by_rule(client_variables(state, k), domain.test)
+            rows[name] = pictures(by_rule, client_variables(state, k), domain.test)
         for domain in experiment.unseen[:_CLIENTS]:
-            rows[domain.name] = served(global_variables(state), whole(domain))
+            rows[domain.name] = pictures(served, global_variables(state), whole(domain))
         return found_boxes(rows, class_names(dataset))
 
     write_picture(folder / "plots" / "boxes.png", draw)
-
-
-def draw_masks(experiment: Experiment, folder: Path) -> None:
-    """Writes `plots/masks.png`, the pictures of `answers/` with their true and predicted masks.
-
-    It has the best, the median and the worst volume or image, by Dice, of some internal clients,
-    and of some unseen domains with each adaptation.
-
-    Raises:
-      WorkdirError: a file of `answers/` is damaged.
-    """
-    part_of = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
-    inside: dict[str, list[overlays.Picture]] = {}
-    outside: dict[str, list[overlays.Picture]] = {}
-    for (name, adaptation), answered in read_answers(folder).items():
-        if isinstance(answered, AnsweredMasks) and answered.pictures:
-            label = f"{name} [{adaptation}]" if adaptation else of_part(name, part_of[name])
-            (outside if adaptation else inside)[label] = answered.pictures
-    rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
-    if rows:
-        names = class_names(experiment.internal)
-        write_picture(folder / "plots" / "masks.png", lambda: overlays.overlays(rows, names))
 
 
 def of_part(name: str, part: str) -> str:

@@ -22,9 +22,8 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     grid = figure.subplots(2, len(features), sharex=True, sharey="col", squeeze=False)
     for column, (name, values), mask in zip(grid.T, features.items(), masks, strict=True):
-        for row, (head, drawn) in enumerate(
-            (("features", values), ("masked features", values * mask))
-        ):
+        stages = {"features": values, "masked features": values * mask}
+        for row, (head, drawn) in enumerate(stages.items()):
             axes, means = column[row], drawn.mean(0)
             axes.bar(np.arange(len(means)), means, width=1, color=f"C{row}")
             axes.axhline(means.mean(), color="black", linestyle=":", linewidth=1)
@@ -78,8 +77,7 @@ def embeddings(
 ) -> bytes:
     """Draws t-SNE of features, a panel for each method, a colour for each class (FedIG, Fig. 4b).
 
-    `features` are panel title -> f[N, F]; of more than 1,000 samples, 1,000 are drawn at random.
-    `labels` are i32[N], `classes` their names.
+    `features` are title -> f[N, F], `labels` i32[N], `classes` their names.
     """
     from sklearn.manifold import TSNE
 
@@ -110,8 +108,7 @@ def ablation(
 ) -> bytes:
     """Draws accuracy over a setting, the mean and range of each method (TsmoBN, Fig. 3).
 
-    `values` are method -> setting -> accuracies of the repeats, percent, and `baseline` method ->
-    accuracy of plain inference, drawn dotted.
+    `values` are method -> setting -> percent of the repeats, `baseline` those of plain inference.
     """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

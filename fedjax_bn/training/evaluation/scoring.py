@@ -40,16 +40,14 @@ _Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 class _TestData(NamedTuple):
     """Batches of test samples of some clients; no batch mixes two clients.
 
-    Clients of one domain may test on the same batches, so T client batches point to U stored ones:
-    images [U, B, ...], labels [U, B] or a tree of [U, B, ...], valid bool[U, B]; `client` i32[T] is
-    -1 for padding, `batch` i32[T] a number among those stored on its device.
+    Clients of one domain may test on the same batches, so T client batches point to U stored ones.
     """
 
-    images: jax.Array
-    labels: PyTree
-    valid: jax.Array
-    client: jax.Array
-    batch: jax.Array
+    images: jax.Array  # [U, B, ...]
+    labels: PyTree  # [U, B] or a tree of [U, B, ...]
+    valid: jax.Array  # bool[U, B]
+    client: jax.Array  # i32[T], -1 for padding
+    batch: jax.Array  # i32[T], a number among those stored on its device
 
 
 Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block after block
@@ -58,15 +56,10 @@ Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block 
 class SplitBatches:
     """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
-    A split that several clients have (the same object) is stored once on each device.
-
-    Args:
-      splits: of the clients.
-      batch_size: B; at most the largest split, unless `rows` is given.
-      mesh: the devices; None for one.
-      placement: on a mesh a batch is on the device that has its client's model ("clients"), or the
-        devices share all batches evenly ("parts"), or each device has all of them ("copies").
-      rows: of the state, if it has more rows than there are splits; 0 if not.
+    A split that several clients have (the same object) is stored once on each device. On a mesh a
+    batch is on the device that has its client's model ("clients"), or the devices share all batches
+    evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the state, if
+    there are more than splits.
     """
 
     def __init__(
@@ -172,10 +165,7 @@ def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, 
 
 
 def as_stored(split: Split) -> Split:
-    """Returns the split in the order of storage, in which `predict` reads the same samples.
-
-    Image files are ordered by their paths, and rows of an array by their numbers in it.
-    """
+    """Returns the split in the order of storage, in which `predict` reads the same samples."""
     images, _, names = split
     if names is not None and len(names) and is_image(str(names[0])):
         paths = [str(name).split("/") for name in names]
@@ -202,15 +192,8 @@ def score_clients(
 ) -> Callable[[FederatedState, Blocks], list[float | AnyAnswers]]:
     """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
-    With a task of `answers.answering`, each client's score is its answers.
-
-    Args:
-      model: linen module, images -> outputs.
-      prepare: stored images -> what the model reads.
-      num_clients: K; a client without samples gets the task's score of no samples.
-      task: how outputs are judged; by default `task.classification`.
-      statistics: the method's `FederatedMethod.statistics`.
-      mesh: the devices that hold state and blocks; None for one.
+    With a task of `answers.answering`, each client's score is its answers. `statistics` is the
+    method's rule; `mesh` has the devices that hold state and blocks, None for one.
     """
     score = (task or classification()).score
     judged = made_once(
@@ -233,7 +216,6 @@ def score_unseen(
 
     The batches pass in order through the adaptation, which starts again at each call. On a mesh,
     each device judges a part of them if nothing is carried from one to the next, else all of them.
-    The other arguments are as in `score_clients`.
     """
     score = (task or classification()).score
     judged = made_once(

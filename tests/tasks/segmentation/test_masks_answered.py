@@ -12,7 +12,7 @@ from fedjax_bn.engine.overlap import score_of
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.segmentation import surface_scores
 from fedjax_bn.training.evaluation.answers import (
-    Kept,
+    KeptAnswers,
     answering,
     measures_of,
     predictions_of,
@@ -89,7 +89,8 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
     _, answers, split, predicted = some(volume=VOLUME, size=12)
     wide = split._replace(images=np.repeat(np.repeat(split.images, 20, 1), 20, 2))
     write_answers(
-        tmp_path, {("a", ""): Kept(answers, split), ("z", "running"): Kept(answers, wide)}
+        tmp_path,
+        {("a", ""): KeptAnswers(answers, split), ("z", "running"): KeptAnswers(answers, wide)},
     )
     found = read_answers(tmp_path)
     assert set(found) == {("a", ""), ("z", "running")}
@@ -110,7 +111,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
 def test_predictions_are_written_as_masks_or_as_scores_by_volume_and_class(tmp_path):
     spacing = np.tile(np.float32([3, 1, 0.5]), (6, 1))
     _, answers, split, predicted = some(volume=VOLUME, spacing=spacing)
-    keep = {("a", ""): Kept(answers, split)}
+    keep = {("a", ""): KeptAnswers(answers, split)}
     rows = [*csv.DictReader(predictions_of(keep, "csv").splitlines())]
     assert [(r["client"], r["sample"], r["class"]) for r in rows[:3]] == [
         ("a", "case4", "1"),

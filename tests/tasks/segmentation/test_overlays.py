@@ -60,6 +60,6 @@ def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):
     large = data.domains[0].train.labels["mask"].repeat(40, 0)
     split = data.domains[0].train._replace(labels={"mask": large})
     wide = data._replace(domains=(data.domains[0]._replace(train=split),))
-    axes, bar = data_plots.class_counts(wide).axes
+    axes, bar = data_plots.draw_class_counts(wide).axes
     assert bar.get_ylabel() == "training pixels"
-    assert "58.6k" in {text.get_text() for text in axes.texts}
+    assert axes.collections[0].get_array().max() > 10_000
