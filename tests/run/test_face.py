@@ -164,12 +164,19 @@ TABLES = {
 }
 
 
+def entries(out: str) -> dict[str, str]:
+    """The lists' entries, name -> all its words; lines below the first are indented."""
+    texts = [" ".join(text.split()) for text in re.split(r"\n(?=\S)", out)]
+    return {re.split(r"[:= ]", text.lstrip(":"))[0]: text for text in texts}
+
+
 @pytest.mark.parametrize("kind", listing.LISTS)
-def test_a_list_has_a_line_with_words_for_each(kind, capsys):
+def test_a_list_has_an_entry_with_words_for_each_on_narrow_lines(kind, capsys):
     assert runs.command("list", kind) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(TABLES[kind])
-    assert all(len(line.split()) > 1 for line in lines)
+    out = capsys.readouterr().out
+    assert list(entries(out)) == list(TABLES[kind])
+    assert all(" " in text for text in entries(out).values())
+    assert all(len(line) <= 80 for line in out.splitlines() if line.startswith(" "))
 
 
 def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
@@ -187,15 +194,14 @@ def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
         ("datasets", "abide", ":window=32", "time points"),
         ("weights", "krum", ":keep=1", "averaged"),
         ("augmentations", "masks", ":rotate=15.0", "angles"),
-        ("keys", "optimizer.learning_rate", "optimizer.learning_rate", "0.01  float above 0"),
-        ("keys", "on_nonfinite", "on_nonfinite", "stop  stop or drop"),
+        ("keys", "optimizer.learning_rate", "optimizer.learning_rate=0.01", "(float above 0)"),
+        ("keys", "on_nonfinite", "on_nonfinite=stop", "(stop or drop)"),
     ],
 )
 def test_the_options_of_a_name_have_default_type_and_meaning(capsys, kind, name, option, words):
     assert runs.command("list", kind, name) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.split()[:1] == [option]]
-    assert words in line
+    (text,) = [text for text in entries(capsys.readouterr().out).values() if option in text]
+    assert words in text
 
 
 def test_config_prints_the_resolved_run_and_writes_nothing(tmp_path, monkeypatch, capsys):

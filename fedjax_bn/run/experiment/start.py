@@ -55,7 +55,20 @@ def prepare(
             check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
+        if experiment.participation.on_host:
+            _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
+
+
+def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
+    # On the host all clients start with one row, which is right only if it is everybody's.
+    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
+    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
+        if (leaf != leaf[:1]).any():
+            raise ConfigError(
+                "config.weigh begins with other memory for some clients than for others, which "
+                "rows on the host do not have: set population=device"
+            )
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
