@@ -23,7 +23,7 @@ APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
         *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels", "population"),
-        *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named", "wandb"),
+        *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
         *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )
 )

@@ -63,15 +63,15 @@ def _wrapped(title: str, meaning: str) -> str:
 def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
     """Returns name -> function; imports it here, because most need JAX."""
     from fedjax_bn.adaptation.choice import ADAPTATIONS
-    from fedjax_bn.run.experiment import datasets, method, task
+    from fedjax_bn.run.experiment import datasets, method
 
     tables: tuple[Mapping[str, Callable[..., Any]], ...] = (
         method.METHODS,
-        task.MODELS,
+        method.MODELS,
         datasets.DATASETS,
         ADAPTATIONS,
         method.WEIGHING,
-        task.AUGMENTATIONS,
+        method.AUGMENTATIONS,
     )
     return dict(zip(_CHOICES, tables, strict=True))[kind]
 
@@ -79,11 +79,15 @@ def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
     """Returns the options of a name in a list."""
     from fedjax_bn.adaptation.choice import STREAM
-    from fedjax_bn.run.experiment import method, task
+    from fedjax_bn.run.experiment import method
 
     if kind == "methods":
         return method.method_options(name)
-    set_by_caller = {"models": task.OF_CALLER, "datasets": ("config",), "augmentations": ("size",)}
+    set_by_caller = {
+        "models": method.OF_CALLER,
+        "datasets": ("config",),
+        "augmentations": ("size",),
+    }
     options = plain_arguments(function, set_by_caller.get(kind, ()))
     return options | (STREAM if kind == "adaptations" else {})
 

@@ -72,7 +72,6 @@ class Plan(NamedTuple):
     clients_named: int = 100
     predictions: str = ""
     profile: int = 0
-    wandb: str = ""
     device_megabytes: int = 4000
     model: str = ""
     start_from: str = ""

@@ -17,7 +17,7 @@ from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment import method
-from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training import checkpoint, population, rounds
 from fedjax_bn.training.population import PopulationState
 

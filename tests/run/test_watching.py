@@ -6,17 +6,14 @@ import shutil
 import sys
 import termios
 import time
-import types
 
 import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import train
 from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.progress import Progress
-from fedjax_bn.training.callbacks.tensorboard import Wandb
 from fedjax_bn.training.rounds import Rounds
 
 
@@ -90,39 +87,3 @@ def width_of(data: bytes) -> int:
     from matplotlib import image
 
     return np.asarray(image.imread(io.BytesIO(data))).shape[1]
-
-
-def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatch):
-    calls, logged = [], []
-
-    class Run:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            logged.append("closed")
-
-        def log(self, values, step):
-            logged.append((step, values["loss/ant"]))
-
-    fake = types.ModuleType("wandb")
-    fake.__spec__ = object()
-    fake.init = lambda **options: calls.append(options) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
-    config = runs.config(wandb="hospitals", rounds=2)
-    plan = train.prepare(config)[0].plan
-    with Wandb(plan, tmp_path) as callback:
-        for one in records:
-            callback.on_round_end(one["round"], None, one)
-    (options,) = calls
-    assert options["project"] == "hospitals"
-    assert options["resume"] == "allow"
-    assert options["config"]["method"] == "fedbn"
-    assert logged == [(1, 0.5), (2, 1.0), "closed"]
-
-
-def test_a_project_without_the_package_is_refused_at_once(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"config\.wandb='x'"):
-        runs.run(tmp_path, wandb="x")

@@ -93,7 +93,7 @@ def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
 def test_classes_that_the_run_does_not_have_are_refused(tmp_path):
     for arrays, name in (
         ({"h__labels": np.array([7, 0])}, "label 7"),
-        ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "'cow'"),
+        ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "cow"),
     ):
         np.savez(tmp_path / "h.npz", h__images=np.zeros((2, 6, 6, 3), np.uint8), **arrays)
         with pytest.raises(ValueError, match=name):

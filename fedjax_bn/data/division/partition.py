@@ -5,14 +5,10 @@ for federated visual classification", 2019; used by FedIG, appendix A.6.
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import Alpha, Range, Samples
-from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import (
     TRUNCATING,
     apportion,
@@ -24,6 +20,7 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
+from fedjax_bn.data.division.choices import SIZES, read_partition
 from fedjax_bn.data.domain import (
     Dataset,
     Domain,
@@ -36,40 +33,6 @@ from fedjax_bn.data.domain import (
 )
 from fedjax_bn.data.label_trees import leaves_of, strata
 from fedjax_bn.data.seeds import generator
-
-
-def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = 10) -> tuple[str, float, int]:
-    return "dirichlet", alpha, smallest
-
-
-def _drawn(samples: Samples) -> tuple[str, float, int]:
-    return "drawn", 0.0, samples
-
-
-# Name -> function of a partition's options, which returns the name, alpha and N.
-_PARTITIONS: Mapping[str, Callable[..., tuple[str, float, int]]] = {
-    "iid": lambda: ("iid", 0.0, 0),
-    "pooled": lambda: ("pooled", 0.0, 0),
-    "dirichlet": _dirichlet,
-    "drawn": _drawn,
-}
-
-
-def _read_partition(choice: str) -> tuple[str, float, int]:
-    make, options = read_choice(f"data.partition={brief(choice)}", choice, _PARTITIONS)
-    return make(**options)
-
-
-def _is_partition(choice: str) -> bool:
-    try:
-        return bool(_read_partition(choice))
-    except ValueError:
-        return False
-
-
-PARTITION = Range("iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _is_partition)
-_SIZES = re.compile(r"|[1-9]\d{0,8}(,[1-9]\d{0,8})*")
-SIZES = Range("whole numbers above 0", lambda sizes: bool(_SIZES.fullmatch(sizes)))
 
 
 def share_out_domains(
@@ -124,7 +87,7 @@ def share_out_domains(
     """
     if truncate:
         dataset = _truncated(dataset, seed)
-    kind, *_ = _read_partition(partition)
+    kind, *_ = read_partition(partition)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
     sizes = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
     numbers = [int(size) for size in sizes.split(",")] if sizes and SIZES.holds(sizes) else []
@@ -196,7 +159,7 @@ def _split_clients(
     split: Split, n: int, rng: np.random.Generator, partition: str, sizes: Sequence[int]
 ) -> list[Split]:
     """Returns n clients of a split, see `share_out_domains`."""
-    kind, alpha, number = _read_partition(partition)
+    kind, alpha, number = read_partition(partition)
     if kind == "drawn":
         drawn = rng.integers(len(split.images), size=(n, number))
         rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied

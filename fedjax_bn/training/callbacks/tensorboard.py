@@ -1,16 +1,13 @@
-"""Writes the numbers of rounds, and plots of a run, for TensorBoard and Weights & Biases."""
+"""Writes the numbers of rounds, and plots of a run, for TensorBoard."""
 
-import hashlib
 import struct
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.training.experiment import Plan
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.workdir import faults_named, sync
 
@@ -76,35 +73,6 @@ class TensorBoard:
         with faults_named(self._folder):
             event = Event(wall_time=time.time(), step=step, summary={"value": [value]})
             self._writer.write_event(event)
-
-
-class Wandb:
-    """Logs rounds to the project `plan.wandb`; the id is of the path, which a run keeps."""
-
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan, self._folder, self._stack = plan, folder, ExitStack()
-
-    def __enter__(self) -> "Wandb":
-        import wandb
-
-        place = self._folder.resolve()
-        run = wandb.init(
-            project=self._plan.wandb,
-            config=self._plan.keys,
-            id=hashlib.sha256(str(place).encode()).hexdigest()[:16],
-            resume="allow",
-            name="/".join(place.parts[-2:]),
-            dir=str(self._folder),
-        )
-        self._run = self._stack.enter_context(run)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
-        """Logs the round."""
-        self._run.log(dict(scalars_of(metrics)), step=round)
 
 
 def scalars_of(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:

@@ -1,0 +1,47 @@
+"""Values of the keys that say how samples are divided.
+
+The configuration reads them before JAX is imported: mistakes on the command line are told at once,
+and files in the current folder cannot hide a library that JAX imports.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.ranges import Alpha, Range, Samples
+from fedjax_bn.arguments.text import brief
+
+
+def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = 10) -> tuple[str, float, int]:
+    return "dirichlet", alpha, smallest
+
+
+def _drawn(samples: Samples) -> tuple[str, float, int]:
+    return "drawn", 0.0, samples
+
+
+# Name -> function of a partition's options, which returns the name, alpha and N.
+_PARTITIONS: Mapping[str, Callable[..., tuple[str, float, int]]] = {
+    "iid": lambda: ("iid", 0.0, 0),
+    "pooled": lambda: ("pooled", 0.0, 0),
+    "dirichlet": _dirichlet,
+    "drawn": _drawn,
+}
+
+
+def read_partition(choice: str) -> tuple[str, float, int]:
+    """Returns the name, alpha and N of `dirichlet:alpha=A:smallest=N`; may raise ValueError."""
+    make, options = read_choice(f"data.partition={brief(choice)}", choice, _PARTITIONS)
+    return make(**options)
+
+
+def _is_partition(choice: str) -> bool:
+    try:
+        return bool(read_partition(choice))
+    except ValueError:
+        return False
+
+
+PARTITION = Range("iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _is_partition)
+_SIZES = re.compile(r"|[1-9]\d{0,8}(,[1-9]\d{0,8})*")
+SIZES = Range("whole numbers above 0", lambda sizes: bool(_SIZES.fullmatch(sizes)))
