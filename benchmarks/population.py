@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.rounds import open_rounds
 from machine import announce

@@ -26,7 +26,7 @@ from fedjax_bn.flower import client_app
 from fedjax_bn.flower import server as app_server
 from fedjax_bn.flower.messages import exchange
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training.rounds import open_rounds
 from flower_grid import LocalGrid, node
 from over_flower import configured, write_config

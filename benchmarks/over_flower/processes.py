@@ -127,7 +127,7 @@ def arrays_of(clients: int, changes: str) -> Iterator[Path]:
 
     from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of
-    from fedjax_bn.run.experiment.start import prepare
+    from fedjax_bn.run.experiment.build import prepare
     from over_flower import configured
 
     with tempfile.TemporaryDirectory() as place:

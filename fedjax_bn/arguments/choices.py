@@ -48,8 +48,7 @@ def read_choice(
 
     Args:
       what: names the word in error messages.
-      text: the word, `name:key=value:...` or `package.module:function:key=value:...`.
-      table: the functions that a word chooses by name.
+      text: the word, `name:key=value:...` with a name of `table`, or a user's own function.
       given: arguments that the caller gives, which the word cannot set.
       extra: further keys that are not arguments of the function.
 

@@ -19,9 +19,8 @@ from fedjax_bn.flower.members import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed, sent_personal
-from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation
+from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation, prepare
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.training.availability import read_trace
 from fedjax_bn.training.start import batches_of_one, make_start, partition_table

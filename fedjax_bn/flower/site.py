@@ -41,9 +41,8 @@ from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
+from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, prepare
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
-from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast

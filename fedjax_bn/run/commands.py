@@ -13,9 +13,9 @@ from fedjax_bn.federation import traffic
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
-from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.start import batches_of_one, partition_table, sample_input

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ LISTS = (*_CHOICES, "configs", "keys")
 
 
 def listing(names: Sequence[str]) -> str:
-    """Returns what `fedjax-bn list KIND` and `fedjax-bn list KIND NAME` print, in columns.
+    """Returns what `fedjax-bn list KIND` and `fedjax-bn list KIND NAME` print.
 
     Raises:
       ConfigError: there is no such list or name.
@@ -36,36 +37,41 @@ def listing(names: Sequence[str]) -> str:
             raise ConfigError(f"{kind} has no {brief(name)}{nearest(name, table)}")
         if kind in _CHOICES:
             return _options(kind, name, table[name])
-    return _columns([_row(kind, name, table[name]) for name in chosen or table])
+    return "\n".join(_entry(kind, name, table[name]) for name in chosen or table)
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _row(kind: str, name: str, value: Any) -> Sequence[str]:
-    """Returns a name, its first line, and the names of its options; of a key all there is."""
+def _entry(kind: str, name: str, value: Any) -> str:
     if kind == "keys":
-        return name, _default(value), _type(value), value.meaning
+        return _described(name, value, value.meaning)
     if kind == "configs":
-        return name, _first_line(value)
+        return _wrapped(name, _first_line(value))
     options = "".join(f":{key}" for key in _arguments_of(kind, name, value))
-    return name, _first_line(inspect.getdoc(value)), options
+    return _wrapped(f"{name}{options}", _first_line(inspect.getdoc(value)))
+
+
+def _described(name: str, argument: Argument, meaning: str) -> str:
+    """Returns `name=default  (type)` of an option or key, with its meaning below."""
+    return _wrapped(f"{name}={_default(argument)}  ({_type(argument)})", meaning)
+
+
+def _wrapped(title: str, meaning: str) -> str:
+    # A name such as `package.module:function` stays whole, to be copied.
+    options = {"break_on_hyphens": False, "break_long_words": False}
+    return "\n    ".join((title, *textwrap.wrap(meaning, 76, **options)))
 
 
 def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
     """Returns name -> function; imports it here, because most need JAX."""
     from fedjax_bn.adaptation.choice import ADAPTATIONS
-    from fedjax_bn.run.experiment import datasets, method, task
+    from fedjax_bn.run.experiment import datasets, method
 
     tables: tuple[Mapping[str, Callable[..., Any]], ...] = (
         method.METHODS,
-        task.MODELS,
+        method.MODELS,
         datasets.DATASETS,
         ADAPTATIONS,
         method.WEIGHING,
-        task.AUGMENTATIONS,
+        method.AUGMENTATIONS,
     )
     return dict(zip(_CHOICES, tables, strict=True))[kind]
 
@@ -73,27 +79,31 @@ def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
     """Returns the options of a name in a list."""
     from fedjax_bn.adaptation.choice import STREAM
-    from fedjax_bn.run.experiment import method, task
+    from fedjax_bn.run.experiment import method
 
     if kind == "methods":
         return method.method_options(name)
-    set_by_caller = {"models": task.OF_CALLER, "datasets": ("config",), "augmentations": ("size",)}
+    set_by_caller = {
+        "models": method.OF_CALLER,
+        "datasets": ("config",),
+        "augmentations": ("size",),
+    }
     options = plain_arguments(function, set_by_caller.get(kind, ()))
     return options | (STREAM if kind == "adaptations" else {})
 
 
 def _options(kind: str, name: str, function: Callable[..., Any]) -> str:
-    """Returns the docstring's first line of a name, and a line for each option."""
+    """Returns the docstring's first line of a name, and a paragraph for each option."""
     meanings = _meanings(function)
     if kind == "methods":  # a variant such as `fediga` has the options of its family, `fedig`
         module = inspect.getmodule(function)
         meanings = _meanings(getattr(module, module.__name__.rpartition(".")[2], None)) | meanings
-    rows = [
-        (f":{key}={_default(option)}", _type(option), option.meaning or meanings.get(key, ""))
+    options = [
+        _described(f":{key}", option, option.meaning or meanings.get(key, ""))
         for key, option in _arguments_of(kind, name, function).items()
     ]
-    options = _columns(rows) if rows else "It has no options."
-    return f"{name}: {_first_line(inspect.getdoc(function))}\n\n{options}"
+    title = f"{name}: {_first_line(inspect.getdoc(function))}\n"
+    return "\n".join((title, *(options or ["It has no options."])))
 
 
 def _meanings(function: Callable[..., Any] | None) -> dict[str, str]:
@@ -118,10 +128,13 @@ def _default(argument: Argument) -> str:
 
 def _type(argument: Argument) -> str:
     """Returns the type of an argument, with its range unless that is the usual one."""
-    if argument.range.names:
-        return argument.range.text
-    kind = {tuple: "texts", str: "text"}.get(argument.kind, argument.kind.__name__)
-    return kind if argument.range in BY_KIND.values() else f"{kind} {argument.range.text}"
+    kind, allowed = argument.kind, argument.range
+    if allowed.names:
+        return allowed.text
+    name = {tuple: "names", str: "text"}.get(kind, kind.__name__)
+    if allowed in BY_KIND.values():
+        return name
+    return f"{name} {allowed.text}" if kind in (int, float) else allowed.text
 
 
 def _first_line(text: str | None) -> str:

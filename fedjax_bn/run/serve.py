@@ -40,16 +40,12 @@ def run(
     """Writes the selected round's model of the workdir `folder` into `to`, and how to use it.
 
     Args:
-      folder, to: the two folders.
       changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
-      say: prints a message.
       trust: whether to import code that the run's folder names.
       client: whose own model is written, with the way in which `evaluate --internal` predicts
         unless `changes` names adaptations; empty: what an unseen client receives.
 
-    Raises:
-      WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
-      ConfigError: there is no such client, or an adaptation does not suit the run.
+    A wrong workdir is a WorkdirError or CheckpointError, a wrong client or key a ConfigError.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, trust)

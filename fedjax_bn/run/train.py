@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
-from fedjax_bn.run.experiment.start import prepare, starting_record
+from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
@@ -49,11 +49,8 @@ def run(
 ) -> Record:
     """Trains one method and returns its summary; a run that was stopped continues.
 
-    Args:
-      config: all keys.
-      folder: the workdir; see docs/workdir.md for its files.
-      say: prints a message.
-      modules: whether to print a line for each module on what is shared, or only sums.
+    The workdir's files are described in docs/workdir.md. `modules` prints a line for each module
+    on what is shared, else only sums.
 
     Raises:
       ConfigError: the configuration or the data cannot be used.
@@ -196,11 +193,11 @@ def _train_rounds(
         answers.clear()
         return score_all(state, have_trained(records, names), answers)
 
-    shown: list[Any] = []
+    shown: tuple[Any, ...] = ()
     if first():
-        events = TensorBoard(folder, rounds_played)
         samples, score = samples_a_round(experiment), experiment.task.score.name
-        shown = [events, Progress(plan.method, plan.rounds, rounds_played, samples, score)]
+        progress = Progress(plan.method, plan.rounds, rounds_played, samples, score)
+        shown = (TensorBoard(folder, rounds_played), progress)
     stop = StopRequests()
     # Their order makes a kill at any moment exact, see `training.loop.train`.
     callbacks = (

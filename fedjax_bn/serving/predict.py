@@ -8,7 +8,6 @@ It imports no training code, and without `--trust` runs none that the model's fo
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -59,15 +58,13 @@ def run(request: Request) -> None:
             return
         head = ("image", "class", *about.classes)
         rows = _stream(about, request) if request.data == _STREAM else _samples(about, request)
-        with _opened(request.out) as file:
-            _write_rows(file, head, rows)
+        if request.out:
+            with open(request.out, "w", newline="", encoding="utf-8") as file:
+                _write_rows(file, head, rows)
+        else:
+            _write_rows(sys.stdout, head, rows)
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(str(error) or "there is too little memory") from error
-
-
-def _opened(out: str) -> AbstractContextManager[TextIO]:
-    """Returns a file to write to; the standard output, which stays open, for ""."""
-    return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
 
 
 def _samples(about: About, request: Request) -> Iterator[tuple[str, np.ndarray]]:

@@ -54,11 +54,8 @@ def export(
 ) -> Program:
     """Returns an adaptation as a program over named arrays.
 
-    Args:
-      choice: the adaptation, with its batch size and order.
-      variables: the model's collections; the program contains only their form.
-      prepare: converts stored images to the model's inputs.
-      shape, dtype: the form of one stored sample.
+    The program contains only the form of `variables`; `shape` and `dtype` are those of one stored
+    sample, which `prepare` converts to the model's inputs.
 
     Raises:
       ImportError: flatbuffers, which `jax.export` needs, is not installed.
@@ -114,14 +111,8 @@ def open_program(
 ) -> Predictor:
     """Returns a predictor by the program of an adaptation, which is code and runs in this process.
 
-    Args:
-      folder: the folder of the programs.
-      adaptation, about: the argument and the result of `write_program`.
-      arrays: name -> array of the model.
-      check: see `Predictor`.
-
-    Raises:
-      ValueError: the program is missing or damaged, or makes a custom call.
+    `adaptation` and `about` are the argument and the result of `write_program`. A program that is
+    missing or damaged, or makes a custom call, is a ValueError.
     """
     path = folder / f"{file_name(adaptation)}.stablehlo"
     with damage_named(path):

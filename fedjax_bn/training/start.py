@@ -70,9 +70,11 @@ def make_start(
         if rows == clients:
             return full_state
         # XLA removes the rows of `full_state` from the program, because nothing reads them.
-        state = method.init(keys.method, variables, rows)._replace(server=full_state.server)
-        client_rows = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
-        return state._replace(personal=client_rows[0], memory=client_rows[1])
+        state = method.init(keys.method, variables, rows)
+        state = state._replace(server=full_state.server, weighing=full_state.weighing)
+        parts = (state.personal, state.memory, state.weighing)
+        personal, memory, weighing = jax.tree.map(lambda leaf: leaf[:rows], parts)
+        return state._replace(personal=personal, memory=memory, weighing=weighing)
 
     def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
         if mesh is None:

@@ -13,7 +13,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import adjust_weights
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.selection import validation_loss
-from fedjax_bn.run.experiment import start
+from fedjax_bn.run.experiment import build as module
 from fedjax_bn.state import Received
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)
@@ -83,7 +83,7 @@ def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
 def test_a_configuration_spells_it_for_any_method_and_needs_validation_samples(monkeypatch):
     runs.install(monkeypatch)
     text = "generalization_adjustment:metric=accuracy:step=0.1"
-    start.prepare(runs.config(method="fedbn", weigh=text))  # traces a round
+    module.prepare(runs.config(method="fedbn", weigh=text))  # traces a round
     runs.install(monkeypatch, runs.dataset(validation=False))
     with pytest.raises(ConfigError, match=r"config\.weigh='generalization_.* needs validation"):
-        start.prepare(runs.config(method="fedbn", weigh=text))
+        module.prepare(runs.config(method="fedbn", weigh=text))

@@ -16,7 +16,7 @@ from fedjax_bn.data.pixels import label_augment
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.inputs import UNLABELLED
-from fedjax_bn.run.experiment.task import choose_loading
+from fedjax_bn.run.experiment.method import choose_loading
 
 SIZE, COUNT = 32, 12
 move_pixels = jax.jit(label_augment.move_pixels)

@@ -11,7 +11,6 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.datasets import DATASETS, describe_datasets
 from fedjax_bn.training.start import data_hash
 from trees import shade_of, write_shade, write_tree
 
@@ -238,12 +237,6 @@ def test_images_of_another_size_than_configured_are_named(tmp_path):
 def test_without_a_path_the_sentence_says_what_it_must_be(name):
     with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH.*DOMAIN"):
         build(config_of(name, ""))
-
-
-def test_every_dataset_has_a_line_that_says_what_it_is():
-    lines = describe_datasets()
-    assert list(lines) == list(DATASETS)
-    assert all(line and "\n" not in line and len(line) < 100 for line in lines.values())
 
 
 def test_a_path_of_data_may_begin_with_the_home_folder(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from fedjax_bn.local_step import LocalStep
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.state import Received
 from fedjax_bn.training import rounds
 

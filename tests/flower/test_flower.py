@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import config_of, run_of
-from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.serving import load, predictor
 from fedjax_bn.training.evaluation.evaluate import evaluator
 from flower_apps import assert_same, nodes_of, run_config, simulated

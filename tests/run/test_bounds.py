@@ -10,8 +10,7 @@ from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run.config.keys import base, check, override
-from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, WEIGHING
-from fedjax_bn.run.experiment.task import OF_CALLER
+from fedjax_bn.run.experiment.method import METHODS, OF_CALLER, PERTURBATIONS, WEIGHING
 
 CANNOT_RUN = [
     "batch_size=1" + "0" * 30,

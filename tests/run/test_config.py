@@ -14,8 +14,6 @@ VALID = [
     ("method='fedavg'", "method", "fedavg"),
     ("data.path=123", "data.path", "123"),
     ("data.path=a=b", "data.path", "a=b"),
-    ("clients=vmap:at_once=2", "clients", "vmap:at_once=2"),
-    ("method=fedcd:bounds=0,1", "method", "fedcd:bounds=0,1"),
     ("baselines=fedavg,fedprox:mu=0.1", "baselines", ("fedavg", "fedprox:mu=0.1")),
     ("adaptations=('running', 'batch')", "adaptations", ("running", "batch")),
     ("data.severities=1,3", "data.severities", ("1", "3")),
@@ -24,12 +22,10 @@ VALID = [
 WRONG = [
     # text, what the message holds after the key
     ("rounds=1.5", "int"),
-    ("rounds=True", "int"),
     ("optimizer.learning_rate=fast", "float"),
     ("adaptations=3", "a tuple of names"),
     ("rounds=0", "at least 1"),
     ("seed=4294967296", "below 2**32"),
-    ("optimizer.learning_rate=0.0", "above 0"),
     ("optimizer.learning_rate=nan", "finite"),
     ("data.fraction=2.0", "above 0 and at most 1"),
     ("on_nonfinite=ignore", "valid are drop, stop"),
@@ -108,11 +104,9 @@ def test_changes_that_do_not_go_together_are_refused(changes, message):
     ("body", "message"),
     [
         ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
-        ("config.rounds = True", "rounds=True is of type bool"),
         ("config.rounds = 0.5", "mine.py fails (TypeError: Could not override field 'rounds'"),
         ("x = (", "mine.py, line 6 fails"),
         ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
-        ("raise SystemExit(0)", "mine.py fails (SystemExit: 0)"),
         ("return 3", "that returns a ConfigDict"),
         ("from ml_collections import ConfigDict; return ConfigDict()", "lacks adapt_batch_size"),
         ("del config['rounds']", "lacks rounds"),
@@ -125,19 +119,3 @@ def test_a_mistake_in_a_config_file_is_named_in_one_line(tmp_path, body, message
         read(write(tmp_path, body), [("data.name", "tiny")])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_config_file_has_get_config_which_may_take_no_changes(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("from fedjax_bn.run.config.keys import base as get_config\n")
-    assert read(str(file)).rounds == base().rounds
-    with pytest.raises(ConfigError, match="get_config"):
-        read(f"{file}:rounds=3")
-    file.write_text("rounds = 3\n")
-    with pytest.raises(ConfigError, match="get_config"):
-        read(str(file))
-
-
-def test_a_missing_config_file_is_named():
-    with pytest.raises(ConfigError, match=r"'nowhere\.py'"):
-        read("nowhere.py")

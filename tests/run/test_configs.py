@@ -156,11 +156,6 @@ def test_prostate_has_the_protocols_of_three_codes(protocol, own, rounds, batch_
     assert config.target == ("UCL" if protocol == "feddg" else "")
 
 
-def test_fundus_has_the_official_protocol_too():
-    official = read("configs/fundus.py:protocol=official,method=fedavg")
-    assert (official.data.split, official.target, official.method) == ("official", "", "fedavg")
-
-
 def test_a_protocol_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match=r"config\.protocol='fedcd2'"):
         read("configs/pacs.py:protocol=fedcd2,method=fedcd")

@@ -12,7 +12,7 @@ from fedjax_bn import main
 from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.task import MODELS
+from fedjax_bn.run.experiment.method import MODELS
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.training import workdir
 from fedjax_bn.training.evaluation import plots

@@ -26,7 +26,6 @@ from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
-from fedjax_bn.training.evaluation.scoring import in_order
 
 
 class OneBlock(nn.Module):
@@ -119,14 +118,6 @@ def test_all_adaptations_can_be_chosen_by_name(state):
     carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
     learning = {"tent", "sar", "shot", "t3a", "atp"}
     assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
-
-
-def test_a_stream_holds_every_sample_once():
-    data = split()
-    for order in (0, 1):
-        streamed = in_order(data, order).images
-        assert sorted(x.tobytes() for x in streamed) == sorted(x.tobytes() for x in data.images)
-    assert in_order(data, -1) is data
 
 
 def test_alphas_and_features_cover_all_samples_in_order(state):

@@ -16,7 +16,6 @@ from orbax.checkpoint import v1 as ocp
 
 import runs
 from fedjax_bn import __version__, main
-from fedjax_bn.run import commands
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.training import workdir
 
@@ -170,15 +169,6 @@ def test_the_finished_command_says_so_and_changes_nothing(outcome, monkeypatch):
     table = printed[printed.index("accuracy %") :].splitlines()
     assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
     assert runs.files(outcome[0]) == before
-
-
-def test_the_workdir_is_runs_and_the_config_files_name_by_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main, "read", lambda source, changes: config())
-    folders = []
-    monkeypatch.setattr(commands, "train_all", lambda _, folder, __: folders.append(folder))
-    assert runs.command("--config", "some/where/mine.py:rounds=2") == 0
-    assert folders == [Path("runs/mine")]
 
 
 def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands, serve
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.serving import load
@@ -75,23 +74,13 @@ def test_a_client_that_would_hide_a_key_of_the_files_is_refused(tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
-def test_a_baseline_of_ones_own_has_a_folder_of_its_own(tmp_path, monkeypatch):
-    runs.install(monkeypatch)
-    assert experiment.DATASETS["tiny"](None) is runs.DATA
-    config = runs.config(baselines=("fedavg", "fedprox:mu=0.5"))
-    folders = [
-        folder.relative_to(tmp_path).as_posix() for _, folder in commands.runs(config, tmp_path)
-    ]
-    assert folders == [".", "baselines/fedavg", "baselines/fedprox%3Amu=0.5"]
-
-
 def test_a_workdir_whose_name_is_a_pattern_of_files_is_continued_and_served(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     folders = tmp_path / "plain", tmp_path / "a[1]*?" / "[b]"
     for folder in folders:
         runs.run(folder, rounds=1)
         runs.run(folder, rounds=2)
-    form = jax.eval_shape(start.prepare(runs.config())[2])
+    form = jax.eval_shape(experiment.prepare(runs.config())[2])
     plain, odd = (runs.saved(folder, form, "latest") for folder in folders)
     jax.tree.map(np.testing.assert_array_equal, plain, odd)
     served = []

@@ -16,8 +16,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.models import DigitCNN, SmallCNN
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build
-from fedjax_bn.run.experiment.method import local_optimizer
-from fedjax_bn.run.experiment.task import choose_loading
+from fedjax_bn.run.experiment.method import choose_loading, local_optimizer
 from fedjax_bn.training.start import initial_variables, make_keys, make_start
 from method_table import METHODS
 

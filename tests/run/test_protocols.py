@@ -17,8 +17,7 @@ from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.experiment.task import MODELS
+from fedjax_bn.run.experiment.method import MODELS
 from fedjax_bn.state import Received
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
@@ -295,15 +294,3 @@ def test_choices_by_validation_without_validation_samples_are_one_sentence(key, 
     ((name, value),) = key.items()
     with pytest.raises(ConfigError, match=rf"config.{name}={value}"):
         experiment.build(runs.config(**key))
-
-
-def test_what_deviates_without_a_word_in_the_command_is_said_at_the_start(monkeypatch):
-    images = np.zeros((12, 64, 64, 3), np.uint8)
-    labels = np.arange(12, dtype=np.int32) % 3
-    domains = [Domain(n, *(Split(images, labels) for _ in range(3))) for n in "ab"]
-    runs.install(monkeypatch, Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,)))
-    keys = {"model": "ResNet10:width=4", "data__image_size": 64, "target": "b"}
-    config = runs.config(**keys, data__truncate=True, method="fediga")
-    notes = "\n".join(prepare(config, traced=False)[0].notes)
-    for said in ("(data.truncate)", "CAFL is the mean", "starts from random weights"):
-        assert said in notes

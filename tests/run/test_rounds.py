@@ -9,8 +9,8 @@ import runs
 from federations import assert_close
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment import build as module
-from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.experiment.task import AUGMENTATIONS
+from fedjax_bn.run.experiment.build import prepare
+from fedjax_bn.run.experiment.method import AUGMENTATIONS
 from fedjax_bn.training import rounds
 from fedjax_bn.training.evaluation.evaluate import evaluator
 from fedjax_bn.training.evaluation.scoring import SplitBatches

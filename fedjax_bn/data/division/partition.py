@@ -20,7 +20,7 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.forms import SIZES, read_partition
+from fedjax_bn.data.division.choices import SIZES, read_partition
 from fedjax_bn.data.domain import (
     Dataset,
     Domain,

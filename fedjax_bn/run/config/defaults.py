@@ -32,7 +32,7 @@ from fedjax_bn.arguments.ranges import (
     printable,
     stated_range,
 )
-from fedjax_bn.data.division.forms import PARTITION, PROTOCOLS, SIZES
+from fedjax_bn.data.division.choices import PARTITION, PROTOCOLS, SIZES
 
 
 def _is_path(path: str) -> bool:
@@ -100,14 +100,10 @@ _KEYS = {
         "own package.module:Class:key=value.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub.", _PATH),
-    "compute_dtype": _name(
-        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
-    ),
+    "compute_dtype": _name("Type that layers compute in; others are f32.", "float32", "bfloat16"),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
-    "client_epochs": _key(
-        (), "Local epochs of each client, in order. Empty: local_epochs.", _EPOCHS
-    ),
+    "client_epochs": _key((), "Epochs of each client, in order. Empty: local_epochs.", _EPOCHS),
     "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
         0,
@@ -120,11 +116,7 @@ _KEYS = {
         "aggregated one on all clients (FedIG, A.2).",
         *("own", "global"),
     ),
-    "patience": _key(
-        0,
-        "Rounds without a better validation after which a run stops. 0: it never does.",
-        RoundsOr0,
-    ),
+    "patience": _key(0, "Rounds without better validation that end a run. 0: none.", RoundsOr0),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
     "optimizer.name": _name("Optimizer of the clients.", "sgd", "adam"),
     "optimizer.learning_rate": _key(0.01, "Full learning rate of the clients' steps.", Above0),
@@ -136,9 +128,7 @@ _KEYS = {
     "optimizer.warmup_rounds": _key(0, "Rounds in which the rate first rises.", RoundsOr0),
     "optimizer.momentum": _key(0.0, "Momentum of sgd; adam has its own.", Share),
     "optimizer.nesterov": _key(False, "Whether the momentum of sgd is Nesterov's."),
-    "optimizer.weight_decay": _key(
-        0.0, "Factor of the weights that is added to the gradient.", AtLeast0
-    ),
+    "optimizer.weight_decay": _key(0.0, "Share of weights added to the gradient.", AtLeast0),
     "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
     "start_from": _key(
         "",
@@ -168,43 +158,28 @@ _KEYS = {
         "at a time (vmap:at_once=n), or as suits the device (auto).",
     ),
     "mesh.clients": _key(0, "Devices over which clients are shared out. 0: all.", StepsOr0),
-    "mesh.batch": _key(
-        0, "Devices over which a batch is split. 0: as many as there are.", StepsOr0
-    ),
+    "mesh.batch": _key(0, "Devices over which a batch is split. 0: all.", StepsOr0),
     "clients_per_round": _key(0, "Clients drawn to take part in a round. 0: all.", StepsOr0),
     "population": _name(
         "Where the clients' own parts of the state are: with host only those of a round's clients "
         "are on the device. auto is host for some of more than 1000 clients.",
         *("auto", "device", "host"),
     ),
-    "participation.draw": _name(
-        "How a round's clients are drawn: with equal chances, or by samples.", "uniform", "by_size"
-    ),
+    "participation.draw": _name("Chances of clients: equal, or by samples.", "uniform", "by_size"),
     "participation.trace": _key("", "File that says which clients are available when.", _PATH),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
-    "privacy.clip": _key(
-        0.0,
-        "Norm to which each client's update is clipped, see docs/privacy.md. 0: none.",
-        AtLeast0,
-    ),
-    "privacy.noise": _key(
-        0.0, "Deviation of the noise on shared leaves over privacy.clip.", AtLeast0
-    ),
-    "privacy.at": _name(
-        "Who adds noise: the server to the sum, or each client to its update.", "server", "client"
-    ),
+    "privacy.clip": _key(0.0, "Norm to which an update is clipped. 0: none.", AtLeast0),
+    "privacy.noise": _key(0.0, "Deviation of noise on updates over privacy.clip.", AtLeast0),
+    "privacy.at": _name("Who adds noise, to the sum or to each update.", "server", "client"),
     "privacy.seed": _key(
         None,
         "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at random "
         "and never sent.",
         Seed,
     ),
-    "privacy.delta": _key(
-        1e-5, "Delta that is reported: far below 1 over the number of clients.", Inside
-    ),
+    "privacy.delta": _key(1e-5, "Reported delta: far below 1 over the number of clients.", Inside),
     "on_nonfinite": _name(
-        "What follows an update that is not finite: the run stops, or the update is left out.",
-        *("stop", "drop"),
+        "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
     ),
     "target": _key(
         "",
@@ -212,12 +187,11 @@ _KEYS = {
         "all domains train.",
     ),
     "adaptations": _key(
-        ("running",),
-        "How an unseen client predicts: names of `list adaptations` with their options.",
+        ("running",), "How an unseen client predicts: `list adaptations`, with their options."
     ),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
     "eval_unseen": _name(
-        "When unseen clients are tested: always, or once in the selected round.", "always", "once"
+        "When unseen clients are tested: always, or in the selected round.", "always", "once"
     ),
     "eval_train_loss": _key(
         False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
@@ -240,11 +214,9 @@ _KEYS = {
         SamplesOr0,
     ),
     "compilation_cache": _key(
-        "~/.cache/fedjax_bn/compiled", "Folder in which compiled programs are kept.", _FOLDER
+        "~/.cache/fedjax_bn/compiled", "Folder of compiled programs.", _FOLDER
     ),
-    "profile": _key(
-        0, "Round, from 1, that jax.profiler traces into WORKDIR/profile. 0: none.", RoundsOr0
-    ),
+    "profile": _key(0, "Round, from 1, traced into WORKDIR/profile. 0: none.", RoundsOr0),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
     "data.path": _key("", "File or folder of a dataset that is not embedded.", _PATH),
@@ -255,9 +227,7 @@ _KEYS = {
         *("upright", "stored"),
     ),
     "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
-    "data.device_megabytes": _key(
-        4000, "Megabytes above which data stream from the host.", RoundsOr0
-    ),
+    "data.device_megabytes": _key(4000, "MB above which data stream from the host.", RoundsOr0),
     "data.split": _name(
         "How a domain is split: by its published lists (official, which also holds validation out "
         "of digits), or at random. Empty: official where there is one.",
@@ -266,9 +236,7 @@ _KEYS = {
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
     "data.test": _key(0.0, "Share of a domain's samples that tests.", Share),
     "data.truncate": _key(None, "Whether domains are cut to the smallest. Empty: as usual.", bool),
-    "data.fraction": _key(
-        None, "Share of the training samples that train. Empty: as usual.", Fraction
-    ),
+    "data.fraction": _key(None, "Share of training samples used. Empty: as usual.", Fraction),
     "data.clients_per_domain": _key(1, "Clients that share out a domain's samples.", Steps),
     "data.num_clients": _key(0, "Clients of all domains, instead of clients_per_domain.", StepsOr0),
     "data.partition": _key(
@@ -279,9 +247,7 @@ _KEYS = {
         PARTITION,
     ),
     "data.sizes": _key("", "Training samples of all clients, or of each, such as 743,7943.", SIZES),
-    "data.augment": _key(
-        "none", "Augmentation of training images: a name of `list augmentations`, or own."
-    ),
+    "data.augment": _key("none", "Augmentation of images: `list augmentations`, or own."),
     "data.perturb": _key(
         "",
         "What training does to standardized images: amplitude_mix:probability=0.5, randconv, or "
@@ -293,18 +259,9 @@ _KEYS = {
         "Classes that are read; of masks their names, the background first. Empty: all (of "
         "domainnet: ten).",
     ),
-    "data.large": _name(
-        "How large images with masks become squares: stretched, or cut.", "resize", "tiles"
-    ),
-    "data.pairs": _key(
-        (), "Patterns of the paths of images and of masks. Empty: equal names.", _PATTERNS
-    ),
-    "data.groups": _key(
-        "",
-        "Regular expression, searched in an image's path, for what no split separates, such as the "
-        "patient.",
-        _EXPRESSION,
-    ),
+    "data.large": _name("Large images with masks are stretched or cut.", "resize", "tiles"),
+    "data.pairs": _key((), "Patterns of images' and masks' paths. Empty: equal names.", _PATTERNS),
+    "data.groups": _key("", "Part of paths, such as the patient, that no split cuts.", _EXPRESSION),
     "data.plane": _name("Plane of the slices of NIfTI volumes.", "axial", "coronal", "sagittal"),
     "data.window": _key(
         (),
@@ -314,11 +271,10 @@ _KEYS = {
     ),
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
     "data.protocol": _name(
-        "Whose slices and parts the prostate data have. Empty: all, by patient.", *PROTOCOLS
+        "Whose prostate slices and parts. Empty: all, by patient.",
+        *PROTOCOLS,
     ),
-    "detection.classes": _key(
-        0.5, "Gain of the classes in a detector's loss; boxes have 0.05.", AtLeast0
-    ),
+    "detection.classes": _key(0.5, "Gain of classes in detection; boxes have 0.05.", AtLeast0),
     "segmentation.nested": _key(False, "Whether each class of masks is inside the one before."),
 }
 

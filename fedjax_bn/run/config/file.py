@@ -24,9 +24,7 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
         optionally with changes after a colon, FILE.py:key=value,key=value.
       changes: further (key, value) pairs, from `--config.key=value`.
 
-    Raises:
-      ConfigError: the file is missing or fails; a key is unknown, or a value has a wrong type or
-        range.
+    A file that fails, an unknown key, and a value of a wrong type or range are ConfigErrors.
     """
     name, _, inline = source.partition(":")
     path = _find_config(name)

@@ -1,15 +1,25 @@
-"""Builds the `Experiment` that a configuration names, from which a run reads all values."""
+"""Builds the `Experiment` that a configuration names, its random keys and its first state.
 
+With `start_from` the first state has the model of a finished run. Only the arrays of its checkpoint
+are read: no code that the other workdir names is imported.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import sharing
+from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
+from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.errors import ConfigError, as_config_errors
+from fedjax_bn.arguments.errors import ConfigError, UserError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
@@ -17,26 +27,27 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
-from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
 from fedjax_bn.run.config.keys import check, choice_of, flatten
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
+    choose_augmentation,
+    choose_loading,
     choose_method,
+    choose_model,
+    choose_task,
     follows_rounds,
     local_epochs,
     method_maker,
     what_validates,
 )
-from fedjax_bn.run.experiment.task import (
-    choose_augmentation,
-    choose_loading,
-    choose_model,
-    choose_task,
-)
+from fedjax_bn.sharing import Variables, filled, join, path_names
 from fedjax_bn.tasks.detection import Recipe
+from fedjax_bn.training import checkpoint
 from fedjax_bn.training.availability import kept_on_host, read_trace
 from fedjax_bn.training.experiment import (
     Evaluation,
@@ -49,8 +60,16 @@ from fedjax_bn.training.experiment import (
 )
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
-from fedjax_bn.training.start import sample_input
-from fedjax_bn.training.workdir import Record
+from fedjax_bn.training.programs import keep_compiled
+from fedjax_bn.training.start import (
+    Keys,
+    check_shapes,
+    initial_variables,
+    make_keys,
+    make_start,
+    sample_input,
+)
+from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
@@ -103,15 +122,15 @@ def assemble(
 ) -> Experiment:
     """Builds what a configuration names except its data; raises ConfigError, ValueError."""
     model = choose_model(config.model, config.compute_dtype, config.seed, internal.num_classes)
-    prepare = standardize(internal.mean, internal.std)
+    to_inputs = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
-    images = sample_input(internal, prepare, 1)
+    images = sample_input(internal, to_inputs, 1)
     recipe, nested = Recipe(classes=config.detection.classes), config.segmentation.nested
     task = choose_task(config.model, model, internal, images, recipe, nested)
     # The devices share out the clients of a round, not those that sit out.
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
-    method = method_maker(config)(model, prepare, load, task, mesh)
+    method = method_maker(config)(model, to_inputs, load, task, mesh)
     notes += method.notes
     sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
     small_clients = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
@@ -125,7 +144,7 @@ def assemble(
         method=method,
         internal=internal,
         unseen=unseen,
-        prepare=prepare,
+        prepare=to_inputs,
         adaptations=choose_adaptations(config, model),
         notes=notes,
         mesh=mesh,
@@ -273,3 +292,119 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     if sharing.batch_norm_paths(variables):
         passed = partial(forward, model, statistics=refuse_one)
         jax.eval_shape(lambda *inputs: passed(*inputs).outputs, variables, images)
+
+
+def prepare(
+    config: ConfigDict,
+    make: Callable[[ConfigDict], Experiment] = build,
+    traced: bool = True,
+    clients: int = 0,
+) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
+    """Builds the experiment, the keys and a function that makes the state before the first round.
+
+    `traced` checks the configuration by tracing a round, which takes a second or more. `clients` is
+    K if the experiment has only one of them and the state only one row; else 0. What cannot be used
+    is a ConfigError.
+    """
+    keep_compiled(config.compilation_cache)
+    sizes = (min(clients, 1), clients)
+    with as_config_errors():
+        experiment = make(config)
+        keys = make_keys(config.seed)
+        if traced:
+            check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
+        fixed, notes = _load_weights(experiment)
+        start = make_start(experiment, keys, fixed, *sizes)
+        if experiment.participation.on_host:
+            _check_rows_alike(experiment, keys)
+        return experiment._replace(notes=experiment.notes + notes), keys, start
+
+
+def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
+    # On the host all clients start with one row, which is right only if it is everybody's.
+    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
+    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
+        if (leaf != leaf[:1]).any():
+            raise ConfigError(
+                "config.weigh begins with other memory for some clients than for others, which "
+                "rows on the host do not have: set population=device"
+            )
+
+
+def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
+    """Returns the variables from `start_from` or `pretrained` (None for others), and notes."""
+    network, model = inspect.unwrap(experiment.model), experiment.plan.model
+    start_from, weights = experiment.plan.start_from, experiment.plan.pretrained
+    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
+    if start_from:
+        note = f"all clients start from the model of the run {start_from} (start_from)"
+        return _starting_model(start_from, model, like), (note,)
+    if not weights:
+        with_weights = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
+        with_weights += (models.ConvNeXt, models.ViT)
+        note = f"{model} starts from random weights, because pretrained is empty"
+        return None, (note,) * isinstance(network, with_weights)
+    # Leaves that the weights lack, such as another head, stay forms, and are drawn by the seed.
+    variables, notes = pretrained.load_pretrained(weights, network, like)
+    fixed = jax.tree.map(
+        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        variables,
+    )
+    return fixed, notes
+
+
+def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
+    """Returns the collections of `like` from the selected round of the run `config.start_from`."""
+    # They are what an unseen client would receive: the shared leaves, and the mean of the personal
+    # leaves with the last round's weights. The clients' memory, and what the other method trained
+    # in addition to the model, are left out.
+    culprit = f"config.start_from={brief(start_from)}"
+    try:
+        tree = checkpoint.all_arrays(_checkpoint_of(start_from))
+        tree = tree.get("state", tree)  # a population has its rows in other files
+        count = len(tree["weights"])
+        personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
+        loaded = join(tree["shared"], weighted_mean(personal, tree["weights"]))
+        loaded = filled(loaded, tree.get("frozen") or ())
+    except UserError as error:
+        raise ConfigError(f"{culprit}: {error}") from error
+    loaded = {name: loaded.get(name) for name in like}
+    loaded_shapes, model_shapes = (
+        {"/".join(path_names(p)): leaf.shape for p, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (loaded, like)
+    )
+    for name in sorted({*loaded_shapes, *model_shapes}):
+        shapes = loaded_shapes.get(name, "nothing"), model_shapes.get(name, "nothing")
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"{culprit} holds another model than config.model={brief(model)} with these "
+                f"classes: {name} is {shapes[0]} there and {shapes[1]} here; give the same "
+                "model and classes, or another run"
+            )
+    return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
+
+
+def starting_record(start_from: str) -> Record:
+    """Returns {"start_from": {"round", "sha256"}} for config.json, or {} without a start."""
+    if not start_from:
+        return {}
+    try:
+        folder = _checkpoint_of(start_from)
+        sums = (folder / checkpoint.CHECKSUMS).read_bytes()
+    except (UserError, OSError) as error:
+        raise ConfigError(f"config.start_from={brief(start_from)}: {error}") from error
+    digest = hashlib.sha256(sums).hexdigest()
+    return {"start_from": {"round": int(folder.name), "sha256": digest}}
+
+
+def _checkpoint_of(start_from: str) -> Path:
+    """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
+    workdir = Path(start_from).expanduser()
+    if not (workdir / "summary.json").exists():
+        raise ConfigError(f"{workdir} is not the workdir of a run that has finished: give one")
+    read_json(workdir / "config.json", CLAIM)
+    for kind in ("selected", "latest"):
+        names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
+        if rounds := [int(name) for name in names if name.isdecimal()]:
+            return workdir / "checkpoints" / kind / str(max(rounds))
+    raise ConfigError("it holds no checkpoint: give the workdir of a run that has one")

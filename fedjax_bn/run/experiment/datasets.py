@@ -206,12 +206,6 @@ def dataset_name(config: ConfigDict) -> str:
     return name
 
 
-def describe_datasets() -> dict[str, str]:
-    """Returns name -> one line of description, for each name of `DATASETS`."""
-    lines = {name: str(read.__doc__).partition("\n")[0] for name, read in DATASETS.items()}
-    return {name: line.rstrip(".") for name, line in lines.items()}
-
-
 def check_data_keys(config: ConfigDict) -> None:
     """Raises ConfigError if a dataset that is not embedded has no path."""
     name = dataset_name(config)

@@ -1,35 +1,50 @@
-"""Builds a configuration's method: optimizer, sharing and weighing rules, own arguments."""
+"""Builds a configuration's model, task and augmentation, and its method with all its rules."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn import aggregation, contrib, methods, sharing
+from fedjax_bn import aggregation, contrib, methods, models, sharing
 from fedjax_bn.adaptation.choice import NEEDS
-from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments
+from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments, split_choice
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
+from fedjax_bn.arguments.ranges import Fraction, Magnitude, Rounds, RoundsOr0, Share, Views
 from fedjax_bn.arguments.text import brief, names_in
-from fedjax_bn.client import Load, look_up
+from fedjax_bn.client import Load, augmenting, changing, look_up
+from fedjax_bn.data.domain import Dataset
+from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
+from fedjax_bn.data.pixels import augment, label_augment
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
-from fedjax_bn.models import SmallCNN
 from fedjax_bn.models.classifier import all_but_head, only_head
+from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.sharing import SharingRule, Variables
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task, classification, segmentation
+from fedjax_bn.tasks.detection import Recipe, detection
 
+MODELS = {name: getattr(models, name) for name in models.__all__}
+OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
+_CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
+_LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
+_SUITABLE = {
+    _CLASS: "a classifier, such as DigitCNN or ResNet18",
+    BOXES: "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5",
+    MASK: "UNet, or a network of logits [B, H, W, classes]",
+}
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 _OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
 SHARING: dict[str, Callable[..., Any]] = {
@@ -341,6 +356,127 @@ def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]
     if NEEDS.keys().isdisjoint(names.values()):
         return tuple(names)
     # What a method serves depends on its arguments alone, not on the model or the data.
-    method = method_maker(config)(SmallCNN(), standardize(), look_up, classification())
+    method = method_maker(config)(models.SmallCNN(), standardize(), look_up, classification())
     usable = method.serves
     return tuple(text for text, name in names.items() if name not in NEEDS or name in usable)
+
+
+def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> Any:
+    """Returns the network of `config.model`, such as `ResNet18:width=16`.
+
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
+    nnx module that takes `num_classes` and `rngs`, which come from the seed.
+    """
+    make, fields = choice_of("model", text, MODELS, OF_CALLER)
+    culprit = f"config.model={brief(text)}"
+    arguments = fields | {"num_classes": num_classes}
+    if isinstance(make, type) and _is_nnx(make):
+        from flax.nnx import Rngs
+
+        arguments["rngs"] = Rngs(seed)
+    model = call_chosen(culprit, make, **arguments)
+    if _is_nnx(type(model)):
+        model = models.from_nnx(model)
+    elif not isinstance(inspect.unwrap(model), nn.Module):
+        type_name = type(model).__name__
+        raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
+    return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
+
+
+def _is_nnx(kind: type) -> bool:
+    if issubclass(kind, nn.Module):
+        return False  # without importing nnx, which takes long
+    from flax.nnx import Module
+
+    return issubclass(kind, Module)
+
+
+def choose_task(
+    text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
+) -> Task:
+    """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
+
+    `text` is `config.model`, which made the model of the `internal` clients; `images` f[B, ...] are
+    such as it reads. A model for other labels is a ConfigError.
+    """
+    kind = _kind_of(internal)
+    if kind != _made_for(text, model, images, internal.num_classes):
+        raise ConfigError(
+            f"config.model={brief(text)} does not suit {internal.name}, whose images have "
+            f"{_LABELS[kind]} each: choose {_SUITABLE[kind]}"
+        )
+    if kind == BOXES:
+        return detection(model.anchors, recipe=recipe)
+    return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
+
+
+def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
+    """Returns the labels that a model is made for; None if its outputs are of no known form."""
+    if getattr(model, "anchors", None) is not None:
+        return BOXES
+    # What a user's own model is made for shows in its outputs' shape: [B, C] or [B, H, W, C].
+    name = split_choice(text, MODELS)[0]
+    if name in MODELS:  # without a trace, which takes a second for deep networks
+        return MASK if name == models.UNet.__name__ else _CLASS
+    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    shape = getattr(shapes_of(model, variables, images), "shape", ())
+    if len(shape) == 2 and shape[1] < classes:
+        raise ConfigError(
+            f"config.model={brief(text)} has {shape[1]} outputs for the {classes} classes of the "
+            "data: make as many as its field num_classes says"
+        )
+    return _CLASS if len(shape) == 2 else MASK if shape[:-1] == images.shape[:3] else None
+
+
+def _kind_of(data: Dataset) -> str:
+    labels = data.domains[0].train.labels
+    return MASK if has_masks(labels) else BOXES if has_boxes(labels) else _CLASS
+
+
+def _none(size: int) -> None:
+    """Leaves the images as they are."""
+    del size
+
+
+def _office(size: int) -> augment.Augment:
+    """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
+    del size
+    return augment.office()
+
+
+def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    """Applies random operations to each image (RandAugment)."""
+    del size
+    return augment.randaug(ops, magnitude)
+
+
+# `make(size, ...) -> augment`, with the side of the images that the model reads
+AUGMENTATIONS = {
+    "none": _none,
+    "domainbed": augment.domainbed,
+    "office": _office,
+    "randaug": _randaug,
+    "boxes": label_augment.of_boxes,
+    "masks": label_augment.of_masks,
+}
+
+
+def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
+    """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
+
+
+def choose_loading(text: str, size: int, internal: Dataset) -> Load:
+    """Returns the function that looks up a batch and augments its images, with boxes or masks."""
+    change = choose_augmentation(text, size)
+    if change is None:
+        return augmenting(None)
+    moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
+    if moved != (kind := _kind_of(internal)):
+        remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
+        raise ConfigError(
+            f"config.data.augment={brief(text)} does not suit {internal.name}, whose images have "
+            f"{_LABELS[kind]} each: choose {remedy}, or none"
+        )
+    return changing(change.change) if moved else augmenting(change)

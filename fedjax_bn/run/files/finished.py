@@ -91,10 +91,8 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
     Images have the stored form of the training images: `run.method.learned.prepare` standardizes
     them with the run's constants.
 
-    Args:
-      folder: the run's workdir.
-      trust: whether to import code that the workdir names, such as a model of one's own, also from
-        the folder where the run was started; without it only from folders on `PYTHONPATH`.
+    With `trust`, code that the workdir names, such as a model of one's own, is imported, also from
+    the folder where the run was started; without it only from folders on `PYTHONPATH`.
 
     Raises:
       arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
@@ -119,13 +117,7 @@ def restore(
 ) -> tuple[Experiment, FederatedState, int]:
     """Returns a run's model and method, the state of its selected round, and that round's number.
 
-    Args:
-      folder: the workdir.
-      config: the run's own, as `configuration` makes it.
-      form: of its samples, as `domain.form_of` makes it.
-
-    Raises:
-      CheckpointError, ValueError: as `restore_state`; the configuration names what does not exist.
+    `config` is the run's own, `form` that of its samples (`domain.form_of`).
     """
     experiment = assemble(config, dataset_of(form), ())
     # Only the form of the first state is needed: its values are those of the checkpoint.
@@ -182,10 +174,8 @@ def recorded_code(
     not Python's, this package's, or one of installed packages. The current folder counts only if
     PYTHONPATH has it as an absolute path.
 
-    Args:
-      folder, about: the workdir, and its config.json.
-      typed: values of keys that the user has given, texts or tuples of texts.
-      trust: whether everything is allowed; then modules where the run was started are found too.
+    `typed` are values of keys that the user has given. With `trust` everything is allowed, and
+    modules where the run was started are found too.
     """
     place = _started_in(about)
     if trust:

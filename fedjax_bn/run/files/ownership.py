@@ -116,16 +116,11 @@ def check_claim(folder: Path, config: Record, about: Record, follows: str = "") 
     """Checks that a folder is or can become the workdir of a configuration; writes nothing.
 
     Args:
-      folder: the workdir, new or of an earlier start of the same run.
-      config: dotted key -> value, equal at every start except for `_MAY_DIFFER`; `rounds` may not
-        be below the number of rounds done.
-      about: versions, devices and data; only "data", "start_from", and JAX's options for random
-        numbers must be equal.
+      config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
+      about: versions, devices and data, see `_differences`.
       follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
 
-    Raises:
-      WorkdirError: the folder holds a run of another configuration or of other data, or files that
-        are not from a run.
+    A folder of another run, or with files that are not from a run, is a WorkdirError.
     """
     if not (folder / "config.json").exists():
         # A run that was killed before it wrote its config.json leaves only hidden files.

@@ -13,7 +13,7 @@ from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.task import MODELS, choose_task
+from fedjax_bn.run.experiment.method import MODELS, choose_task
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables

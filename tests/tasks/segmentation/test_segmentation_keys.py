@@ -12,7 +12,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import MASK
 from fedjax_bn.models import UNet
-from fedjax_bn.run.experiment.task import MODELS, choose_task
+from fedjax_bn.run.experiment.method import MODELS, choose_task
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.detection import Recipe
 

@@ -1,6 +1,7 @@
-"""The forms of `data.partition`, `data.sizes` and `data.protocol`, which a configuration checks.
+"""Values of the keys that say how samples are divided.
 
-Nothing here imports JAX, so that reading a configuration does not either.
+The configuration reads them before JAX is imported: mistakes on the command line are told at once,
+and files in the current folder cannot hide a library that JAX imports.
 """
 
 import re
@@ -32,7 +33,7 @@ _PARTITIONS: Mapping[str, Callable[..., tuple[str, float, int]]] = {
 
 
 def read_partition(choice: str) -> tuple[str, float, int]:
-    """Returns the name of a partition, its alpha and N; ValueError if there is no such one."""
+    """Returns the name, alpha and N of `dirichlet:alpha=A:smallest=N`; may raise ValueError."""
     make, options = read_choice(f"data.partition={brief(choice)}", choice, _PARTITIONS)
     return make(**options)
 
