@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 from fedjax_bn.models import MLP, DigitCNN
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {
     "platform": "cuda",
     "kind": "NVIDIA H100 80GB HBM3",
@@ -20,12 +18,6 @@ ABOUT = {
     "small": False,
     "compiled_at_once": 1,
 }
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Python puts a script's own folder first."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
 
 @pytest.fixture
