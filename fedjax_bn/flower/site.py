@@ -266,13 +266,10 @@ def _load(path: Path, number: int, like: PyTree) -> Any:
 def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
-    A task fails with a ConfigError (a key, the data, or the server's request does not suit), a
-    WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is from another method). The server logs which client failed and
-    continues without it.
-
-    Args:
-      folder: the app's folder, in which the config file is looked for first.
+    `folder` is the app's, in which the config file is looked for first. A task fails with a
+    ConfigError (a key, the data, or the server's request does not suit), a WorkdirError (the
+    client's own part is lost, or its folder cannot be written) or a ValueError (the server's
+    message is from another method). The server logs which client failed and continues without it.
     """
     app = ClientApp()
 

@@ -113,8 +113,8 @@ def test_the_operations_of_a_round_and_of_its_products_are_those_of_the_networks
     [
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm. "
          "Exceeded hbm capacity by 4.25G.", "it needs 20.00GiB of a device, which has 15.75GiB: "),
-        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
-         "temporaries (16.00G) exceeds available HBM (15.75G).", "it needs 16.00GiB of a device, "),
+        ("RESOURCE_EXHAUSTED: temporaries (16.00G) exceeds available HBM (15.75G).",
+         "it needs 16.00GiB of a device, "),
         ("RESOURCE_EXHAUSTED: other words\nand more", "RESOURCE_EXHAUSTED: other words"),
     ],
 )  # fmt: skip
