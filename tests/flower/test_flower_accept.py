@@ -96,7 +96,7 @@ def test_a_negative_running_variance_is_not_taken(kind):
     if kind == "shared":
         upload, personal = UPLOAD._replace(shared=tree), ()
     arrays = to_named(upload) | to_named({"personal": personal})
-    with pytest.raises(ValueError, match=f"{kind}.*/batch_stats/norm/var, is negative"):
+    with pytest.raises(ValueError, match=f"{kind}/batch_stats/norm/var"):
         taken(arrays, upload, personal, shared=upload.shared)
 
 
