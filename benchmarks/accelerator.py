@@ -93,13 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
     about = {**about, "small": options.small, "compiled_at_once": options.compile_at_once}
     done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}  # part -> case -> what was found
-    for text in options.record.read_text().splitlines() if options.record.exists() else ():
-        line = json.loads(text)
-        if differ := [key for key in about if about[key] != line["about"].get(key)]:
-            raise SystemExit(
-                f"{options.record} was written with another {', '.join(differ)}: give another "
-                "--record"
-            )
+    for line in lines_of(options.record, about):
         done[line["part"]][line["case"]] = line["record"]  # the last line of a case counts
     left = [
         case
@@ -125,6 +119,17 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\n{left} of {len(chosen)} cases are left out: the same command continues with them")
     if any(one["outcome"] == "failed" for part in done.values() for one in part.values()):
         sys.exit(1)
+
+
+def lines_of(record: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the lines of a record; ends the command if they are of something else."""
+    texts = record.read_text().splitlines() if record and record.exists() else []
+    lines = [json.loads(text) for text in texts]
+    for line in lines:
+        source = line.pop("about")
+        if differ := [key for key in about if about[key] != source.get(key)]:
+            raise SystemExit(f"{record} has another {', '.join(differ)}: give another --record")
+    return lines
 
 
 def environment(about: dict[str, Any] | None = None) -> dict[str, str]:

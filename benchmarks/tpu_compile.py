@@ -86,7 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     here = announce(f"programs for {options.topology}; cycles are the compiler's estimate")
     python = environment(options.environment)
     about = {"topology": options.topology, **versions(python)}
-    done = read(options.record, about)
+    lines = accelerator.lines_of(options.record, about)
+    done = {Case(*line["case"]).name: line for line in lines}  # of a case the last line counts
     for case in chosen:
         if finished(done.get(case.name), options.limit):
             continue
@@ -154,19 +155,6 @@ def versions(python: str) -> dict[str, str]:
         why = done.stderr.strip().splitlines()[-1]
         raise SystemExit(f"{python} has no libtpu ({why}): give another --environment")
     return json.loads(done.stdout)
-
-
-def read(record: Path | None, about: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Returns the results of a record by the names of their cases; of a case the last one."""
-    done: dict[str, dict[str, Any]] = {}
-    for text in record.read_text().splitlines() if record and record.exists() else ():
-        line = json.loads(text)
-        if differ := [key for key in about if about[key] != line["about"].get(key)]:
-            others = ", ".join(f"{key} {line['about'].get(key)}" for key in differ)
-            raise SystemExit(f"{record} is a record of {others}: give another --record")
-        del line["about"]
-        done[Case(*line["case"]).name] = line
-    return done
 
 
 def finished(found: dict[str, Any] | None, limit: float) -> bool:

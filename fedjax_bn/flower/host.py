@@ -68,11 +68,7 @@ class Host:
     """
 
     def __init__(self, config: ConfigDict, run: Run, order: Order, form: str) -> None:
-        """Builds the server's side for a configuration.
-
-        Raises:
-          ConfigError: the configuration is wrong, or does not suit the number of clients.
-        """
+        """Raises ConfigError if the configuration is wrong or does not suit the clients' number."""
         self.config, self.run, self.order, self.form = config, run, order, form
         epochs, count = local_epochs(config), run.clients
         if len(epochs) not in (1, count) or config.clients_per_round > count:

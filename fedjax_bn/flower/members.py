@@ -132,12 +132,6 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     the same client, the log and `Met.refused` name the node, and it is asked again after a minute
     or, if it did not answer, after ten times the time limit. Members whose node has gone are left
     out, and misfits are asked like new nodes, but not twice within ten times the time limit.
-
-    Args:
-      grid: Flower's Grid.
-      met: the result of the last call.
-      order: the header of the question.
-      run: the run config, with the time to wait for an answer and the bounds on what it says.
     """
     prints = {node.node_id: _fingerprint(node.public_key) for node in grid.get_nodes()}
     again = {node: at for node, at in met.again.items() if at > time.monotonic()}
@@ -234,27 +228,23 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     return client, hello
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value < 2**31
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) < 2**63)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _wrong_entry(form: Record) -> str:
-    """Returns the entry of a client's form of samples that has another type than its own, or "".
+    """Returns the entry of a client's form of samples that has another type than its own, or ""."""
 
-    A client chooses this form, so nothing of it is used before it is checked.
-    """
-    lists = {"shape": _is_count, "mean": _is_number, "std": _is_number}
-    lists |= {name: _is_text for name in ("classes", "masks") if name in form}
-    singles = {"num_classes": _is_count, "dtype": _is_text}
-    singles |= {"boxes": _is_count} if "boxes" in form else {}
+    # A client chooses this form, so nothing of it is used before it is checked.
+    def is_count(value: Any) -> bool:
+        return type(value) is int and 0 < value < 2**31
+
+    def is_number(value: Any) -> bool:
+        return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str)
+
+    lists = {"shape": is_count, "mean": is_number, "std": is_number}
+    lists |= {name: is_text for name in ("classes", "masks") if name in form}
+    singles = {"num_classes": is_count, "dtype": is_text}
+    singles |= {"boxes": is_count} if "boxes" in form else {}
     for name, holds in lists.items():
         if not (isinstance(form.get(name), list) and all(map(holds, form[name]))):
             return name
@@ -279,11 +269,9 @@ def accept(
       arrays: name -> array [...].
       forms: the form of the upload, and of the personal leaves that are sent too; () for none.
       shared: the shared leaves that were broadcast, [...] as in the upload.
-      client: the number of the client that was asked.
-      population: K, the number of all clients.
+      client, population: the number of the client that was asked, and K.
       hello: how the client presented itself. Without a size it counts as 1 sample.
-      norm_bound: the largest norm of the update y_k - x over the shared leaves, of the message, and
-        of the personal leaves.
+      norm_bound: of the update y_k - x, of the message, and of the personal leaves.
 
     Raises:
       MisfitError: the answer does not fit the method, or what the client said of itself.

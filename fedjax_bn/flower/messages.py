@@ -181,7 +181,6 @@ def exchange(
     arrival. So only one is in memory unless `read` keeps it; the SuperLink has those not fetched.
 
     Args:
-      grid: Flower's Grid.
       contents: node -> content of its message.
       kind: the type of the messages, such as `MessageType.TRAIN`.
       seconds: how long to wait for all replies; what has arrived then is still fetched.

@@ -231,8 +231,8 @@ def _summary(host: Host, records: Sequence[Record]) -> Record:
     evaluated = any("accuracy" in record for record in records)
     number = select_round(list(records)) if evaluated else len(records)
     selected, last = (
-        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
-        for n in (number, len(records))
+        {"internal": record.get("accuracy", {"mean": float("nan")}), "unseen": {}}
+        for record in (records[number - 1], records[-1])
     )
     config = deployed(host.config)
     return {
@@ -332,12 +332,9 @@ def play(
         host, met, server, accepted, total, rows, minimum
     )
     population, taken = host.run.clients, list(accepted)
-    for name, column in (
-        ("loss", [upload.upload.loss for upload in accepted.values()]),
-        ("norm", [upload.norm for upload in accepted.values()]),
-    ):
-        metrics[name] = np.full(population, np.nan)
-        metrics[name][taken] = column
+    metrics |= {name: np.full(population, np.nan) for name in ("loss", "norm")}
+    for k, upload in accepted.items():
+        metrics["loss"][k], metrics["norm"][k] = upload.upload.loss, upload.norm
     metrics["finite"] = np.ones(population, bool)  # `accept` has checked the uploads
     names, seconds = [*map(met.name, range(population))], time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, host.config.clients_named)

@@ -75,8 +75,7 @@ class Node(NamedTuple):
 def run_of(entries: Mapping[str, Any]) -> Run:
     """Returns the run config from Flower's keys (with - for _); other keys have their defaults.
 
-    Raises:
-      ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
+    Raises ConfigError if a key is unknown, or its value is of the wrong type or out of its range.
     """
     run = _read("run config", entries, Run())
     keys = [*run.listed_keys().values()]
@@ -120,10 +119,7 @@ def node_of(entries: Mapping[str, Any]) -> Node:
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
     """Returns the configuration of a run config, from its `config` and `changes`, see `Run`.
 
-    `folder` is the app's folder, in which the file is looked for first.
-
-    Raises:
-      ConfigError: see `config.file.read`.
+    `folder` is the app's folder, in which the file is looked for first. Raises what `read` raises.
     """
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source

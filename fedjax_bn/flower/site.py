@@ -69,6 +69,8 @@ class _Site(NamedTuple):
     # `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled once
     # for each population and longest of an order
     train: _Train
+    # makes the evaluator at its first call, because it reads the test samples
+    evaluator: Callable[[], Evaluate]
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
@@ -113,7 +115,8 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> _Site:
     make = partial(_of_client, node)
     experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
-    return _Site(config, experiment, start, jax.eval_shape(start), node, train)
+    evaluator = cache(partial(internal_evaluator, experiment))
+    return _Site(config, experiment, start, jax.eval_shape(start), node, train, evaluator)
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
@@ -262,13 +265,10 @@ def _load(path: Path, number: int, like: PyTree) -> Any:
 def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
-    A task fails with a ConfigError (a key, the data, or the server's request does not suit), a
-    WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is from another method). The server logs which client failed and
-    continues without it.
-
-    Args:
-      folder: the app's folder, in which the config file is looked for first.
+    `folder` is the app's, in which the config file is looked for first. A task fails with a
+    ConfigError (a key, the data, or the server's request does not suit), a WorkdirError (the
+    client's own part is lost, or its folder cannot be written) or a ValueError (the server's
+    message is from another method). The server logs which client failed and continues without it.
     """
     app = ClientApp()
 
@@ -296,7 +296,7 @@ class _Task:
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
         self.order, self.content = messages.record_in(message.content, Order), message.content
         node = node_of(context.node_config)
-        self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
+        self.site = _opened(source, changes, folder, node, self.order.population)
         # The folder of the client's own part, a different one for each federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
 
@@ -320,11 +320,8 @@ class _Task:
 
     def _frozen(self) -> Any:
         """Returns the frozen leaves, of which the server sends the hash; writes them once."""
-        path, begin, like = (
-            self.place / _FROZEN,
-            self.order.begin,
-            {"frozen": self.site.like.frozen},
-        )
+        path, begin = self.place / _FROZEN, self.order.begin
+        like = {"frozen": self.site.like.frozen}
         if not jax.tree.leaves(like) and not self.order.frozen:
             return ()
         if begin:
@@ -343,13 +340,9 @@ class _Task:
 
 
 @lru_cache
-def _opened(
-    source: str, changes: str, folder: str, node: Node, clients: int
-) -> tuple[_Site, Callable[[], Evaluate]]:
-    """Returns a client's site and a maker of its evaluator, each made once in a process."""
-    site = open_site(config_of(source, changes, folder), node, clients)
-    # The evaluator reads the test samples, so it is made at the first evaluation.
-    return site, cache(partial(internal_evaluator, site.experiment))
+def _opened(source: str, changes: str, folder: str, node: Node, clients: int) -> _Site:
+    """Returns a client's site, which is made once in a process."""
+    return open_site(config_of(source, changes, folder), node, clients)
 
 
 def _hello(task: _Task) -> dict[str, Any]:
@@ -429,7 +422,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
         memory=memory,
         frozen=part.frozen,
     )
-    record = task.evaluator()(alone)
+    record = site.evaluator()(alone)
     scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
     # Percent of the tested samples that also validate: all or none.
     validating = scored_part(site.experiment.internal.domains) == "validation"

@@ -138,11 +138,7 @@ def samples_scored(variants: Sequence[Variant]) -> str:
 
 def as_json(config: ConfigDict) -> Record:
     """Returns dotted key -> value of a configuration, with tuples as lists, as JSON stores them."""
-    return _lists(dict(flatten(config)))
-
-
-def _lists(flat: Record) -> Record:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
 
 
 @cache
@@ -173,7 +169,6 @@ def _read_run(place: Path) -> Run:
     summary = read_json(place / "summary.json", SUMMARY)
     records = read_lines(place / "metrics.jsonl", summary["rounds"])
     about = read_json(place / "config.json", CLAIM)
-    about |= {"config": _lists(about["config"])}
     data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
     answered = read_answers(place).items()
     answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}

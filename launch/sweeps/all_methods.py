@@ -36,12 +36,11 @@ from typing import Any, NamedTuple
 from compared import Measured, measure, read_summary, table
 from domains import target_in
 from entries import Entry, chosen_rows
-from plan import Run, config_file, text
+from plan import Run, configuration, text
 from report import selected_validation
 from sweep import train_command
 
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.datasets import clients_without_validation, domain_names
 from fedjax_bn.training.workdir import write_atomically
 
@@ -100,8 +99,7 @@ def bench_of(options: argparse.Namespace, given: Sequence[tuple[str, str]] = ())
     targets = [one.replace("+", ",") for one in options.target.split(",") if one]
     targets = targets or [target_in(options.path, target) for target in bench.targets]
     if not targets:
-        texts = [(key, str(value)) for key, value in bench.changes.items()]
-        targets = domain_names(read(config_file(bench.config), [*texts, *given]))
+        targets = domain_names(configuration(bench.config, bench.changes, given))
     return bench._replace(targets=tuple(targets))
 
 
@@ -125,15 +123,9 @@ def runs_of(
     return tuple(found)
 
 
-def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
-    """Returns the configuration of a run with the user's changes."""
-    own = [(key, text(value)) for key, value in run.changes.items()]
-    return read(config_file(run.config), [*own, *changes])
-
-
 def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
     """Checks a run's data before hours of training."""
-    config = config_of(run, changes)
+    config = configuration(run.config, run.changes, changes)
     try:
         without = clients_without_validation(config)
     except ConfigError as error:
@@ -191,7 +183,7 @@ def train_all(
                 folder, failure = options.workdir / run.name, _failure(options, run)
                 if read_summary(folder) or failure.exists():
                     continue
-                config = config_of(run, changes)
+                config = configuration(run.config, run.changes, changes)
                 keep_compiled(config.compilation_cache)
                 try:
                     train.run(config, folder, say=lambda text: None)

@@ -41,7 +41,6 @@ from fedjax_bn.arguments.errors import NotFiniteError
 from fedjax_bn.client import Trained, run_steps
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.run import train
-from fedjax_bn.run.config.file import read
 
 ATTACKERS = (1, 5)
 _NOISE = 2**31 + 9  # a constant of a client's round that no stream of the library has
@@ -130,8 +129,7 @@ def changes_of(base: str, rule: str, kind: str, count: int, seed: int) -> dict[s
 def tested(folder: Path, changes: dict[str, Any]) -> dict[str, float]:
     """Returns client -> its test accuracy in percent; makes a run that is missing."""
     if not (folder / "summary.json").exists():
-        texts = [(key, plan.text(value)) for key, value in changes.items()]
-        config = read(plan.config_file("configs/quickstart.py"), texts)
+        config = plan.configuration("configs/quickstart.py", changes)
         try:
             train.run(config, folder, modules=False)
         except NotFiniteError:

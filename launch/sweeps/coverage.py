@@ -33,12 +33,10 @@ import fedcd
 import fedig
 import tsmobn
 import unifed
-from ml_collections import ConfigDict
-from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, config_file
+from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, configuration
 from sweep import commands, locate
 
 from fedjax_bn.report.published import PROTOCOLS, UNSTATED, cells
-from fedjax_bn.run.config.file import read
 from fedjax_bn.training.workdir import write_atomically
 
 SWEEPS = {
@@ -114,10 +112,7 @@ def _is_unseen(cell: Cell, run: Run) -> bool:
     return pooled or (bool(target) and cell.domain != MEAN)
 
 
-@cache  # reading a config file takes 50 ms
-def _read(config: str) -> ConfigDict:
-    """Returns the configuration of a config file."""
-    return read(config_file(config))
+_read = cache(configuration)  # reading a config file takes 50 ms
 
 
 @cache

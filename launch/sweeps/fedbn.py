@@ -152,9 +152,7 @@ JOINING = Protocol(
 GAUSSIANS = Protocol("synthetic", "configs/synthetic.py", columns_of(SYNTHETIC), 5, {}, {})
 
 
-def where(number: int | str, **more: str) -> dict[str, str]:
-    """Returns the fields of the published cells of a table."""
-    return {"paper": "FedBN", "table": str(number), **more}
+where = partial(plan.where, "FedBN")
 
 
 def combinations() -> Table:

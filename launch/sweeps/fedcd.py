@@ -31,7 +31,7 @@ from functools import partial
 
 import figures
 from domains import DOMAINS
-from plan import Figure, Protocol, Row, Sweep, Table, Training, left_out, table, training
+from plan import Figure, Protocol, Row, Sweep, Table, Training, left_out, table, training, where
 from sweep import main
 
 NO_FORMULA = "a rival whose formula is not to be had"  # why a row has no run
@@ -104,9 +104,8 @@ def detection(number: int, title: str, name: str) -> Table:
     columns, needs = left_out(DOMAINS[name]), {"data.path": name}
     protocol = Protocol(name, f"configs/{name}.py", columns, 1, needs, {})
     full = f"Table {number}: {title}, mAP50"
-    where = {"paper": "FedCD", "table": str(number)}
     made = {label: METHODS[label] for label in rows}
-    return table(f"table{number}", full, protocol, made, where, "Avg")
+    return table(f"table{number}", full, protocol, made, where("FedCD", number), "Avg")
 
 
 def norms() -> Figure:
@@ -133,7 +132,7 @@ def features() -> Figure:
 
 
 TABLES = (
-    table("table1", "Table 1: PACS", PACS, METHODS, {"paper": "FedCD", "table": "1"}, "Avg"),
+    table("table1", "Table 1: PACS", PACS, METHODS, where("FedCD", 1), "Avg"),
     detection(2, "data sets", "driving"),
     detection(3, "scenes", "bdd100k"),
     table("grid", "Grid: lambda and eta on PACS", PACS, GRID, None, "Avg"),

@@ -78,9 +78,7 @@ def protocol(dataset: str) -> Protocol:
     return Protocol(name, f"configs/{name}.py", columns, SEEDS, needs, {})
 
 
-def where(number: int, **more: str) -> dict[str, str]:
-    """Returns the fields of the published cells of a table."""
-    return {"paper": "FedIG-A", "table": str(number), **more}
+where = partial(plan.where, "FedIG-A")
 
 
 PROTOCOLS = {dataset: protocol(dataset) for dataset in DOMAINS}

@@ -15,7 +15,7 @@ a run of FedIG-A that is tested without its adapter.
 import sys
 
 from domains import DOMAINS
-from plan import Protocol, Row, Sweep, left_out, table, training
+from plan import Protocol, Row, Sweep, left_out, table, training, where
 from sweep import main
 
 CHANGES = {
@@ -42,17 +42,22 @@ ROWS = {
     "FedIG-A": Row((FEDIGA,), ADAPTER),
     "FedCD-SCI + REA": Row((training("fedcd", adaptations=("running",)),)),
 }
-FEDIGS = {"paper": "FedIG-A", "table": "5", "dataset": "PACS"}
-FEDCDS = {"paper": "FedCD", "table": "1"}
 SWEEP = Sweep(
     "pacs_imagenet",
     "PACS from ImageNet's weights",
     (
-        table("fedig", "PACS, beside FedIG's Table 5", PACS, ROWS, FEDIGS, "Avg"),
+        table(
+            "fedig",
+            "PACS, beside FedIG's Table 5",
+            PACS,
+            ROWS,
+            where("FedIG-A", 5, dataset="PACS"),
+            "Avg",
+        ),
         table(
             *("fedcd", "PACS, beside FedCD's Table 1", PACS),
             {label: ROWS[label] for label in ("FedAvg", "FedCD-SCI + REA")},
-            FEDCDS,
+            where("FedCD", 1),
             "Avg",
         ),
     ),

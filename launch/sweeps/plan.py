@@ -11,11 +11,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # an installed fedjax_bn comes first
 
 from fedjax_bn.report.published import PublishedNumber as Published  # noqa: E402
 from fedjax_bn.report.published import published as published_cells  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
 
 UNSEEN = "unseen"  # instead of a domain: the mean over all unseen ones of a run
 MEAN = "mean"  # instead of a domain: the mean over all internal clients
@@ -250,6 +253,19 @@ def config_file(config: str) -> str:
     """Returns the path of a `Run`'s config, with the changes after its colon."""
     name, colon, inline = config.partition(":")
     return f"{ROOT / name}{colon}{inline}"
+
+
+def configuration(
+    config: str, changes: Mapping[str, Any] | None = None, more: Sequence[tuple[str, str]] = ()
+) -> ConfigDict:
+    """Returns what a `Run`'s config file gives with changes, dotted key -> value, and with more."""
+    texts = [(key, text(value)) for key, value in (changes or {}).items()]
+    return read(config_file(config), [*texts, *more])
+
+
+def where(paper: str, number: int | str, **more: str) -> dict[str, str]:
+    """Returns the fields of the published cells of a table."""
+    return {"paper": paper, "table": str(number), **more}
 
 
 def text(value: Any) -> str:

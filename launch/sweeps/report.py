@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, config_file, finished, text
+from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, configuration, finished, text
 
 from fedjax_bn.report.finished_runs import EQUALS_FEDAVG, has_equal_steps, other_samples
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.training.workdir import write_atomically
 
@@ -273,7 +272,7 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
 @cache  # reading a config file takes 50 ms, and thousands of runs share a few
 def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
     """Returns the planned configuration, dotted key -> value."""
-    return dict(flatten(read(config_file(config), [(key, text(one)) for key, one in changes])))
+    return dict(flatten(configuration(config, dict(changes))))
 
 
 def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:

@@ -40,7 +40,6 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import Split, select, whole
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import train
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
@@ -93,8 +92,7 @@ def trained(
     """
     own = {"method": method, "seed": seed, "target": setting.target, "adaptations": "running"}
     changes = setting.changes | own | ({"data.path": path} if path else {})
-    texts = [(key, plan.text(value)) for key, value in changes.items()]
-    config = read(plan.config_file(setting.config), texts)
+    config = plan.configuration(setting.config, changes)
     train.run(config, folder, modules=False)
     experiment, _, start = train.prepare(config)
     state, _ = restore_state(folder, jax.eval_shape(start))

@@ -37,6 +37,7 @@ to 4 are those of Tables E.5 to E.10.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import figures
 import plan
@@ -86,9 +87,7 @@ def generalizing(*tests: Evaluation, test: str = "") -> dict[str, Row]:
     return both(*tests, test=test, methods=GENERALIZING)
 
 
-def where(number: str, **more: str) -> dict[str, str]:
-    """Returns the fields of the published cells of a table."""
-    return {"paper": "TsmoBN", "table": number, **more}
+where = partial(plan.where, "TsmoBN")
 
 
 def camelyon(name: str, changes: dict[str, object]) -> Protocol:

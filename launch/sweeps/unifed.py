@@ -97,7 +97,7 @@ BOTH_WAYS = {
 def table2(protocol: Protocol) -> Table:
     """Returns Table 2: internal clients with their own models, and the mean over them."""
     title = "Table 2: internal clients A to O (gaussian_noise to jpeg_compression)"
-    made = table("table2", title, protocol, BOTH_WAYS, {"paper": "UniFed", "table": "2"})
+    made = table("table2", title, protocol, BOTH_WAYS, plan.where("UniFed", 2))
     # the paper prints no mean, so the mean of its numbers is shown beside ours
     with_mean = {
         label: (*cells[:-1], cells[-1]._replace(published=sum((c.published for c in cells), ())))
@@ -121,7 +121,7 @@ def table3(protocol: Protocol) -> Table:
                 rows[name + ours] = Row((one,), adaptation)
     rows |= {label: Row((fedbn,), adaptation) for label, adaptation in NEVER_UPDATED.items()}
     title = "Table 3: external clients, one type of corruption left out"
-    return table("table3", title, protocol, rows, {"paper": "UniFed", "table": "3"})
+    return table("table3", title, protocol, rows, plan.where("UniFed", 3))
 
 
 NEEDS = {"data.path": "cifar10_c", "pretrained": "alexnet"}

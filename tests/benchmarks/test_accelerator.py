@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 from fedjax_bn.models import MLP, DigitCNN
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {
     "platform": "cuda",
     "kind": "NVIDIA H100 80GB HBM3",
@@ -20,12 +18,6 @@ ABOUT = {
     "small": False,
     "compiled_at_once": 1,
 }
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Python puts a script's own folder first."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
 
 @pytest.fixture
@@ -73,15 +65,11 @@ def test_loops_count_by_their_length_and_branches_by_the_longer(flops):
 @pytest.mark.parametrize(
     ("kind", "bfloat16"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H200", 989.4),
         ("NVIDIA H200 NVL", None),  # no H200
         ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA L4", 121.0),
         ("NVIDIA L40", None),  # no L4
-        ("TPU v5 lite", 197.0),
         ("TPU v5p", None),
-        ("cpu", None),
     ],
 )
 def test_the_peak_is_that_of_the_longest_name_that_fits(bench, kind, bfloat16):

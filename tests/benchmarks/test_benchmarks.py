@@ -13,12 +13,6 @@ HELPERS = ("in_torch", "interleave", "machine", "tasks")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Python puts a script's own folder first; benchmarks add to the path."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-
-
 @pytest.fixture
 def measure():
     import interleave

@@ -2,8 +2,6 @@
 
 import functools
 import runpy
-import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -14,7 +12,6 @@ import pytest
 from fedjax_bn.normalization import BatchNorm
 from method_table import METHODS
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 BATCH = (2, 2, 16)
 
 
@@ -37,11 +34,9 @@ class Deep(nn.Module):
         return self.classify(self.features(x))
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    sys.path.insert(0, str(FOLDER))
-    yield runpy.run_path(str(FOLDER / "method_costs.py"), run_name="benchmark")
-    sys.path.remove(str(FOLDER))
+@pytest.fixture
+def benchmark(folder):
+    return runpy.run_path(str(folder / "method_costs.py"), run_name="benchmark")
 
 
 @functools.cache

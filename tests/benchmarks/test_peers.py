@@ -5,17 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Python puts a script's own folder first."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
 
 def start(tmp_path, program: str):
@@ -65,15 +57,3 @@ def test_a_peer_answers_round_by_round_and_its_children_count(tmp_path):
     peer.end()
     time.sleep(0.1)
     assert not any(Path(f"/proc/{one}/exe").exists() for one in everyone[:1])
-
-
-def test_a_task_is_read_as_it_was_written(tmp_path):
-    from peer_programs import rounds
-
-    arrays, tensors = {"label": np.arange(6).reshape(1, 2, 3)}, {"fc.weight": np.eye(2)}
-    rounds.write(tmp_path / "task.npz", arrays, tensors)
-    read = rounds.read(tmp_path / "task.npz")
-    for one, other in zip((arrays, tensors), read, strict=True):
-        assert set(one) == set(other)
-        for name, value in one.items():
-            np.testing.assert_array_equal(value, other[name])

@@ -1,12 +1,9 @@
-"""The benchmark of programs for a TPU: what is read of them, cases, records; without libtpu."""
+"""The benchmark of programs for a TPU: what is read of them, the operations; without libtpu."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 # What libtpu 0.0.42.1 made of this for v5e:2x2, less what is not read:
 #     def step(w, x):
 #         y = x @ w
@@ -15,22 +12,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 #     def clients(w, x):  # on each of four devices: f32[256, 256], f32[2, 3, 128, 256]
 #         w, losses = jax.lax.map(lambda x: jax.lax.scan(step, w, x), x)
 #         return jax.lax.psum((w.sum(0), losses.sum()), "clients")
-TEXT = (FOLDER.parent / "tests/support/tpu_program.txt").read_text()
+TEXT = (Path(__file__).parents[1] / "support" / "tpu_program.txt").read_text()
 STEP = 384 + 1833 + max(3426, 2845)  # a product, a slice, the longer branch
-ABOUT = {"topology": "v5e:2x2", "jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Python puts a script's own folder first."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-
-
-@pytest.fixture
-def bench():
-    import tpu_compile
-
-    return tpu_compile
 
 
 @pytest.fixture
@@ -130,8 +113,8 @@ def test_the_operations_of_a_round_and_of_its_products_are_those_of_the_networks
     [
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm. "
          "Exceeded hbm capacity by 4.25G.", "it needs 20.00GiB of a device, which has 15.75GiB: "),
-        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
-         "temporaries (16.00G) exceeds available HBM (15.75G).", "it needs 16.00GiB of a device, "),
+        ("RESOURCE_EXHAUSTED: temporaries (16.00G) exceeds available HBM (15.75G).",
+         "it needs 16.00GiB of a device, "),
         ("RESOURCE_EXHAUSTED: other words\nand more", "RESOURCE_EXHAUSTED: other words"),
     ],
 )  # fmt: skip
@@ -141,44 +124,3 @@ def test_a_program_that_does_not_fit_says_what_it_needs_and_what_there_is(messag
     sentence = compiling.without_room(message)
     assert sentence.startswith(said)
     assert "\n" not in sentence
-
-
-FIGURES = {
-    "outcome": "done",
-    "trace_seconds": 1.5,
-    "compile_seconds": 25.0,
-    "arguments": 64_000_000,
-    "outputs": 58_000_000,
-    "aliased": 57_000_000,
-    "temporaries": 104_122_368,
-    "collectives": {"all-reduce": [1, 57_100_000]},
-    "round_cycles": 22_248_940,
-    "step_cycles": 4363855.0,
-    "flops": 183_000_000_000,
-    "share_of_peak": 0.0627,
-    "where": [["norm1/reduce_sum", 4_447_760], ["dense1/dot_general", 3_750_380]],
-}
-
-
-@pytest.fixture
-def compiled(bench, monkeypatch):
-    """Stands for the compiler, whose programs have the figures above."""
-    monkeypatch.setattr(bench, "perform", lambda python, case, topology, limit: FIGURES)
-    monkeypatch.setattr(bench, "environment", lambda folder: "python")
-    monkeypatch.setattr(bench, "versions", lambda python: {n: ABOUT[n] for n in list(ABOUT)[1:]})
-
-
-def test_the_table_and_the_json_have_the_figures(bench, compiled, capsys):
-    bench.main(["--where", "1", "--json"])
-    *lines, last = capsys.readouterr().out.splitlines()
-    row = next(line for line in lines if line.startswith("| fedbn"))
-    assert row.strip("| ").split(" | ") == [
-        *("fedbn map bfloat16, 1 device", "1.5", "25.0", "64.0", "58.0", "104.1", "1.0%"),
-        *("1 all-reduce, 57.1 MB", "22,248,940", "4,363,855", "183.0", "6.3%"),
-    ]
-    assert "### DigitCNN: 5 clients, 4 steps of 32 images of 28 pixels a side" in lines
-    assert "  20.0%       4,447,760 norm1/reduce_sum" in lines
-    assert not any("dense1" in line for line in lines)
-    (program,) = json.loads(last)["programs"]
-    assert program == {"case": ["DigitCNN", "fedbn", "map", "bfloat16", 1], **FIGURES}
-    assert json.loads(last)["about"] == ABOUT

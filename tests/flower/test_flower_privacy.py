@@ -63,3 +63,18 @@ def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
     assert "repeat the noise of privacy.seed=3" in caplog.text
     state, _ = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+
+
+@pytest.mark.slow
+def test_without_a_seed_two_servers_draw_different_noise_and_keep_its_seed_to_themselves(
+    folder, asked, tmp_path
+):
+    changes = "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.at=server"
+    kernels = []
+    for name in ("a", "b"):
+        config = run_config(tmp_path / name, changes)
+        kept, _ = serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
+        kernels.append(kept.state.shared["params"]["out"]["kernel"])
+        stored = json.loads((tmp_path / name / "config.json").read_text())["config"]
+        assert stored["privacy.seed"] is None
+    assert np.std(kernels[0] - kernels[1]) > 0.01

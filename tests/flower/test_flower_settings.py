@@ -26,40 +26,29 @@ NODE = {"client": 0, "folder": "state"}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("read", "change", "message"),
     [
-        ({"config": ""}, "config=''"),
-        ({"clients": 0}, "clients=0"),
-        ({"minimum": 4}, "minimum=4"),
-        ({"time-limit": 0}, "time-limit=0.0"),
-        ({"size-bound": 2**30}, "size-bound=1073741824"),
-        ({"size-bound": 0}, "size-bound=0"),
-        ({"norm-bound": "big"}, "norm-bound='big'.*float"),
-        ({"norm_bound": 1.0}, "the run config has no key 'norm_bound'.*'norm-bound'"),
-        ({"serve-unseen": 1}, "serve-unseen=1.*bool"),
+        (run_of, {"config": ""}, "config=''"),
+        (run_of, {"clients": 0}, "clients=0"),
+        (run_of, {"minimum": 4}, "minimum=4"),
+        (run_of, {"time-limit": 0}, "time-limit=0.0"),
+        (run_of, {"size-bound": 2**30}, "size-bound=1073741824"),
+        (run_of, {"size-bound": 0}, "size-bound=0"),
+        (run_of, {"norm-bound": "big"}, "norm-bound='big'.*float"),
+        (run_of, {"norm_bound": 1.0}, "'norm_bound'.*'norm-bound'"),
+        (run_of, {"serve-unseen": 1}, "serve-unseen=1.*bool"),
+        (node_of, {"client": -1}, "client=-1"),
+        (node_of, {"folder": ""}, "folder=''"),
+        (node_of, {"report": "names"}, "report='names'"),
+        (node_of, {"domain": "a"}, "domain='a'"),
+        (node_of, {"fold": "x"}, "'fold'.*'folder'"),
     ],
 )
-def test_a_run_config_that_cannot_be_used_is_refused_by_key(change, message):
-    assert run_of(RUN).clients == 3
+def test_settings_that_cannot_be_used_are_refused_by_key(read, change, message):
+    settings = RUN if read is run_of else NODE | {"partition-id": 0}
+    read(settings)
     with pytest.raises(ConfigError, match=message):
-        run_of(RUN | change)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"client": -1}, "client=-1"),
-        ({"folder": ""}, "folder=''"),
-        ({"report": "names"}, "report='names'"),
-        ({"domain": "a"}, "domain='a'"),
-        ({"fold": "x"}, "the node config has no key 'fold'.*'folder'"),
-    ],
-)
-def test_a_node_config_that_cannot_be_used_is_refused_by_key(change, message):
-    assert node_of(NODE | {"partition-id": 0}).reports("losses")
-    assert not node_of(NODE | {"report": "nothing"}).reports("losses")
-    with pytest.raises(ConfigError, match=message):
-        node_of(NODE | change)
+        read(settings | change)
 
 
 @pytest.mark.slow

@@ -107,12 +107,8 @@ time.sleep(100)
 @pytest.mark.parametrize(
     ("how", "status", "words"),
     [
-        ("fails", 3, "process 1 of 3 ended with status 3, so that the others are stopped\n"),
-        (
-            "killed",
-            137,
-            "process 1 of 3 was ended by SIGKILL, .*: give the same command to continue",
-        ),
+        ("fails", 3, "process 1 of 3 ended with status 3"),
+        ("killed", 137, "process 1 of 3 was ended by SIGKILL"),
     ],
 )
 def test_when_a_local_process_is_lost_it_is_named_and_the_others_are_ended(
@@ -192,8 +188,7 @@ def test_the_jobset_agrees_with_itself():
     assert set(variables) == set(VARIABLES)
 
     # One process a pod, each with its number; pod 0 of job 0 is the coordinator.
-    assert job["replicas"] == 1
-    assert pods["completionMode"] == "Indexed"
+    assert (job["replicas"], pods["completionMode"]) == (1, "Indexed")
     count = variables["JAX_NUM_PROCESSES"]["value"]
     assert count == str(pods["parallelism"]) == str(pods["completions"])
     index = variables["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
@@ -201,7 +196,6 @@ def test_the_jobset_agrees_with_itself():
     name, [port] = jobset["metadata"]["name"], container["ports"]
     address = f"{name}-{job['name']}-0-0.{name}:{port['containerPort']}"
     assert variables["JAX_COORDINATOR_ADDRESS"]["value"] == address
-    assert variables["JAX_NUM_PROCESSES"]["value"] == str(count)
 
     # A pod alone does not come back: the set starts again, and the run continues.
     assert (pods["backoffLimit"], pods["template"]["spec"]["restartPolicy"]) == (0, "Never")

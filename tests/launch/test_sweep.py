@@ -13,7 +13,6 @@ import report
 import sweep
 import unseen
 
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
@@ -149,16 +148,8 @@ def test_report_has_mean_and_std_over_seeds_beside_the_published_numbers(reporte
     assert "fonts" not in table
     assert (reported / "report.md").read_text().startswith("# FedBN")
     assert f"6 of {len(RUNS)} runs have finished" in (reported / "report.md").read_text()
-
-
-def test_figures_are_png_images_and_empty_ones_are_left_out(reported):
-    from PIL import Image
-
     drawn = {path.stem for path in (reported / "figures").iterdir()}
     assert drawn == {"fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig7-E1", "fig9"}
-    for path in (reported / "figures").iterdir():
-        with Image.open(path) as image:
-            assert image.format == "PNG"
 
 
 def test_a_number_says_in_what_its_runs_differ_from_the_plan(tmp_path):
@@ -181,15 +172,9 @@ def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round
     runs = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
     mean = figures.mean_over(runs, ("loss", "a"))
     np.testing.assert_array_equal(mean, [3.0, 2.0])
-    for seed, rounds in enumerate((4, 2, 3)):
-        name = f"x/{seed}"
-        fabricate(tmp_path, name, {"a": 1.0, "b": 2.0})
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:rounds]
-        made = [json.dumps(json.loads(line) | {"mask_l1": {"mean": 1.0}}) for line in lines]
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join(made))
-    names = tuple(f"x/{seed}" for seed in range(3))
-    for keys in (("mask_l1", "mean"), ("loss", "a"), ("loss",)):
-        assert figures.curves(tmp_path, {"panel": {"line": (names, keys)}}, "y")
+    fabricate(tmp_path, "x/0", {"a": 1.0, "b": 2.0})
+    for keys in (("loss", "a"), ("loss",)):
+        assert figures.curves(tmp_path, {"panel": {"line": (("x/0", "absent"), keys)}}, "y")
         assert figures.curves(tmp_path, {"panel": {"line": (("absent",), keys)}}, "y") is None
 
 
@@ -212,8 +197,8 @@ def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(
 
 
 def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
-    changes = [("data.fraction", "1.0"), ("data.truncate", "True")]
-    planned = read(f"{plan.ROOT}/configs/digits.py", changes)
+    changes = {"data.fraction": 1.0, "data.truncate": True}
+    planned = plan.configuration("configs/digits.py", changes)
     for method, counts in {"fedavg": [7437, 7438, 14], "fedbn": [7438, 743, 743]}.items():
         config = dict(flatten(planned)) | {"method": method}
         fabricate(tmp_path, f"digits/data100/{method}/0", dict.fromkeys(DIGITS, 50.0))

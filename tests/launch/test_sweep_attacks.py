@@ -5,11 +5,11 @@ import json
 import attacks
 import jax
 import numpy as np
+import plan
 import pytest
 
 from federations import SGD, OneNorm, batches_of, client, variables_of
 from fedjax_bn.federation import broadcast_of, own_of
-from fedjax_bn.run.config.file import read
 
 KEY = jax.random.key(2)
 
@@ -44,8 +44,7 @@ def test_attackers_scale_what_they_send_and_the_others_do_not(kind, times):
 def test_every_run_has_a_valid_configuration():
     for rule in attacks.RULES:
         changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
-        texts = [(key, attacks.plan.text(value)) for key, value in changes.items()]
-        assert read(attacks.plan.config_file("configs/quickstart.py"), texts).weigh == rule
+        assert plan.configuration("configs/quickstart.py", changes).weigh == rule
 
 
 def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, TYPES
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker
@@ -43,10 +42,7 @@ def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
     return {table.name: table for table in one.tables}
 
 
-@cache
-def config_file(config: str) -> ConfigDict:
-    """What a config file returns, with the changes after its colon."""
-    return read(plan.config_file(config))
+config_file = cache(plan.configuration)
 
 
 def config_of(run: plan.Run, **given: str) -> ConfigDict:

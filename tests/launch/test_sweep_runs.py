@@ -59,7 +59,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_report_holds_what_runs_and_their_tests_measured(made):
+def test_the_report_holds_what_runs_and_their_tests_measured_and_what_was_changed(made):
     one, folder = made
     results = report.read_results(folder, one.runs[0])
     outside = results["summary"]["accuracy"]["unseen"]["dog"]["running"]
@@ -67,10 +67,5 @@ def test_the_report_holds_what_runs_and_their_tests_measured(made):
     text = (folder / "report.md").read_text()
     assert f"| FedBN | measured, 1 of 1 runs | {outside:.2f} [1] |" in text
     assert f"| own | measured, 1 of 1 runs | {own['ant']:.2f} [1] | {own['mean']:.2f} [1] |" in text
-
-
-@pytest.mark.slow
-def test_what_was_changed_is_said_and_nothing_else(made):
-    text = (made[1] / "report.md").read_text()
     assert text.count("Differs from the plan: [1] rounds is 3 (planned: 2).") == 2
     assert "[b]" not in text

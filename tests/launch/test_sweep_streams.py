@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import numpy as np
+import plan
 import streams
 
 from fedjax_bn.data.domain import Domain, Split
-from fedjax_bn.run.config.file import read
 
 
 def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
@@ -22,5 +22,4 @@ def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
 
 def test_every_setting_has_a_valid_configuration():
     for setting in streams.SETTINGS.values():
-        texts = [(key, streams.plan.text(value)) for key, value in setting.changes.items()]
-        read(streams.plan.config_file(setting.config), texts)
+        plan.configuration(setting.config, setting.changes)
