@@ -1,7 +1,7 @@
 """The server's half of a round for uploads that arrive one after another, and are not kept.
 
-`aggregation.serve` needs all uploads of a round. With weights that are known up to a common factor,
-sums are enough.
+`aggregation.server_step` needs all uploads of a round. With weights that are known up to a common
+factor, sums are enough.
 """
 
 import functools
@@ -18,7 +18,7 @@ from fedjax_bn.aggregation import (
     WeighingRule,
     conclude,
     last_weights,
-    part_of,
+    weighted_part,
 )
 from fedjax_bn.engine.weighing import relative_weights
 from fedjax_bn.state import FederatedState, Upload
@@ -64,7 +64,7 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         return None
 
     def part(upload: Upload) -> Sums:
-        return part_of(server, cast(jax.Array, relative(upload.size)), upload)
+        return weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:
         like = jax.eval_shape(part, upload)

@@ -32,7 +32,7 @@ from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.normalization.calls import initial_variables, shapes_of
+from fedjax_bn.normalization.calls import init_variables, shapes_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, require_classifier
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
@@ -176,7 +176,7 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
     """Raises ValueError if a label has no output of the model; nothing is computed."""
     model = experiment.model
     images = sample_input(experiment.internal, experiment.prepare, 1)
-    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
     outputs = shapes_of(model, variables, images).shape[-1]
     for pool in pools:
         if (highest := int(pool.labels.max())) >= outputs:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, name_of
+from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, network_name
 from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 # method(model, images, train=False) -> (features f[B, F], outputs), applied instead of `__call__`
@@ -256,7 +256,7 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
         origin = f"made of {' and '.join(parts) or 'no dense layer'}"
     if path not in dense:
         raise ValueError(
-            f"the classifier of {name_of(model)} is {origin}, and its dense layers "
+            f"the classifier of {network_name(model)} is {origin}, and its dense layers "
             f"are {', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
             "fedjax_bn.models.with_classifier(model, NAME), or split __call__ into methods "
             "features(images) -> f[B, F] and classify(features) -> f[B, classes]"
@@ -272,7 +272,7 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
     sources = _sources_of(model, variables, images)
     if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
         raise ValueError(
-            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
+            f"{method} needs logits f W + b, but {network_name(model)} changes what its classifier "
             "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
         )
 
@@ -287,7 +287,7 @@ def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str,
     if not path:
         raise ValueError(
             f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: name one by "
+            f"{network_name(model)} calls several: name one by "
             "fedjax_bn.models.with_classifier(model, NAME)"
         )
     return path
@@ -315,7 +315,7 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
             continue
         return images
     raise ValueError(
-        f"the classifier of {name_of(model)} cannot be found without images: name it by "
+        f"the classifier of {network_name(model)} cannot be found without images: name it by "
         "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
         "classify"
     )
@@ -339,7 +339,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not layers:
-        raise ValueError(f"the method classify of {name_of(model)} must call a dense layer")
+        raise ValueError(f"the method classify of {network_name(model)} must call a dense layer")
     return layers, outputs
 
 

@@ -24,7 +24,7 @@ from fedjax_bn.normalization.calls import (
     Call,
     intercepting,
     mode_arguments,
-    name_of,
+    network_name,
 )
 from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
 from fedjax_bn.sharing import (
@@ -96,8 +96,8 @@ def forward(
     fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
     if fixed:
         statistics = _fixing(fixed, statistics)
-    plain, feature_masks = masks.take(complete(hooks.predicting(variables)))
-    plain, hooked = hooks.take(plain, images, key if train else None)
+    plain, feature_masks = masks.split_masks(complete(hooks.predicting(variables)))
+    plain, hooked = hooks.apply_hooks(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
@@ -106,13 +106,13 @@ def forward(
         feature_masks = without(feature_masks, masks.FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
-            f"{name_of(model)} has no method apply: give a linen module, or "
+            f"{network_name(model)} has no method apply: give a linen module, or "
             "fedjax_bn.models.from_nnx(net) of an nnx module"
         )
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
         raise ValueError(
-            f"{name_of(model)} has no batch norm for a statistics rule: build the model with "
+            f"{network_name(model)} has no batch norm for a statistics rule: build the model with "
             f"{SERVED}, or use a method that needs none, such as fedavg, and the adaptation running"
         )
     method, mask = None, feature_masks.get(masks.FEATURES)
@@ -182,9 +182,10 @@ def _refusing_dropout(model: Any) -> AbstractContextManager:
         off = module.deterministic if off is None else off
         if off is True and (_rate(module) or 0) > 0:
             raise ValueError(
-                f"the dropout {'/'.join(call.path)!r} of {name_of(_network_of(model))} is off in "
-                f"training: add an argument {', '.join(TRAINING)}, {' or '.join(PREDICTING)} to "
-                "its __call__ and pass it to the dropout, or set the dropout's rate to 0"
+                f"the dropout {'/'.join(call.path)!r} of {network_name(_network_of(model))} is "
+                f"off in training: add an argument {', '.join(TRAINING)}, "
+                f"{' or '.join(PREDICTING)} to its __call__ and pass it to the "
+                "dropout, or set the dropout's rate to 0"
             )
         return function(*args, **kwargs)
 

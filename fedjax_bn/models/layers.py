@@ -274,7 +274,7 @@ def require_floats(x: jax.Array) -> None:
     if jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
             f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
-            "use fedjax_bn.serving.predictor or data.pixels.images.standardize"
+            "use fedjax_bn.serving.predictor or engine.images.standardize"
         )
 
 

@@ -22,7 +22,7 @@ from fedjax_bn.arguments.ranges import Units, bounded
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.layers import fan_in_uniform
-from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
+from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, all_but, path_names
 
 FACTORS = ("lora_a", "lora_b")
@@ -97,7 +97,7 @@ def with_factors(
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
     if not chosen:
         raise ValueError(
-            f"where chooses none of the dense layers of {name_of(model)}: "
+            f"where chooses none of the dense layers of {network_name(model)}: "
             f"{', '.join(map('/'.join, sorted(kernels))) or 'it has none'}"
         )
     params = flatten_dict(variables["params"])

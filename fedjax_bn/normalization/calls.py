@@ -228,12 +228,12 @@ def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]
     return {name: value for name, value in values.items() if name in parameters}
 
 
-def initial_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
+def init_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
     """Returns a model's first collections, of a pass that does not train."""
     return model.init(key, images, **mode_arguments(model.__call__, False))
 
 
-def name_of(model: Any) -> str:
+def network_name(model: Any) -> str:
     """Returns the name of the class of a model without its wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
 
