@@ -41,13 +41,14 @@ class Running(NamedTuple):
 class Adding(NamedTuple):
     """The server's half of a round, as pure functions.
 
-    A round gives what `serve` gives for the stacked uploads, up to rounding, and holds one upload.
+    A round gives what `server_step` gives for the stacked uploads, up to rounding, and holds one
+    upload.
 
     Attributes:
       begin: `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes.
       add: `add(running, upload) -> Running`, jitted; donates `running`.
-      end: `end(state, running) -> (state, finite)`, jitted, as `serve` returns them; row k of the
-        state must belong to client k.
+      end: `end(state, running) -> (state, finite)`, jitted, as `server_step` returns them; row k of
+        the state must belong to client k.
     """
 
     begin: Callable[[int, Upload], Running]
@@ -64,6 +65,7 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         return None
 
     def part(upload: Upload) -> Sums:
+        # The common factor is the same for all clients, so that it cancels at the end.
         return weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:

@@ -161,6 +161,7 @@ def simulate(
     if show_progress:
         pace = samples_a_round(experiment), experiment.task.score.name
         after.append(Progress("round", rounds, 0, *pace))
+    # Scores come first, because later callbacks may read them.
     around = [
         profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),

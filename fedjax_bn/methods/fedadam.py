@@ -167,6 +167,7 @@ def _server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
         with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
             updates, moments = optimizer.update(gradient, state.kept, params)
         params = optax.apply_updates(params, updates)
+        # Statistics take the mean: a step of Adam could make a variance negative.
         return {**aggregate.mean, "params": params}, ServerState(kept=moments)
 
     return ServerUpdate(init, update)

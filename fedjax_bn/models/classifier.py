@@ -250,6 +250,7 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
         form = readable_images(model, variables) if images is None else images
         sources = _sources_of(model, variables, form)
         candidates = sorted(sources.outputs)
+        # After a layer of another shape something changes what it gives.
         if len(candidates) == 1 and sources.called.get(candidates[0]) == sources.shape:
             path = candidates[0][0]
         parts = [repr("/".join(path)) if path else "no dense layer" for path, _ in candidates]
@@ -302,6 +303,7 @@ def _shows_features(model: Any) -> bool:
 def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
     """Returns the first shape of images that a model can be traced with, or raises ValueError."""
     leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
+    # Kernels of convolutions show that the model reads images, and how many channels.
     maps = any(leaf.ndim == 4 for leaf in leaves)
     channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
     sides = dict.fromkeys((*_SIDES, *range(1, 65)))
@@ -406,6 +408,7 @@ def _made_of(
         forms = [(len(program.invars), len(program.outvars)) for program in inner]
         if kind == "name" and name.startswith(_MARK):
             outputs = [frozenset({calls[int(name.removeprefix(_MARK))]})]
+        # A program with these inputs and outputs, such as the body of a `jit`.
         elif forms == [(len(equation.invars), len(equation.outvars))]:
             outputs = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:

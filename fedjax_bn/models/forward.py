@@ -94,6 +94,7 @@ def forward(
     require_floats(images)
     frozen_leaves = variables.get(FROZEN) or {}
     fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
+    # A frozen batch norm must not move, whatever rule the method has for the others.
     if fixed:
         statistics = _fixing(fixed, statistics)
     plain, feature_masks = masks.split_masks(complete(hooks.predicting(variables)))
@@ -130,10 +131,12 @@ def forward(
         for context in hooked.contexts:
             contexts.enter_context(context)
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
+        # Otherwise a user would train without the dropout that the network shows.
         if train and _leaves_dropout_off(model):
             contexts.enter_context(_refusing_dropout(model))
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
+    # Frozen statistics came back unchanged; None in their places keeps them out of uploads.
     moved = trainable(moved, frozen_leaves)
     features, outputs = out if method else (None, out)
     outputs = features if instead else outputs

@@ -44,6 +44,7 @@ class _LowRank(Wrapped):
         def added(function: Callable, call: Call, args: tuple, kwargs: dict) -> jax.Array:
             y, x = function(*args, **kwargs), args[0] if args else next(iter(kwargs.values()))
             a, b = factors[call.path]
+            # As the layer itself promotes its input and kernel, also in half precision.
             x, a, b = nn.dtypes.promote_dtype(x, a, b)
             return y + (x @ a @ b).astype(y.dtype)
 

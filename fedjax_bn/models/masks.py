@@ -70,6 +70,7 @@ def with_masks(
     """
     plain, masks = split_masks(variables)
     taps = getattr(model, "taps", {})
+    # A detector has no classifier: its features are all maps that its predictions read.
     named = [layer for name in names for layer in (taps if name == FEATURES and taps else (name,))]
     missing = [name for name in named if name not in masks]
     if images is None:

@@ -132,6 +132,7 @@ def through_handlers(function: Callable, call: Call) -> Callable:
     def inside(handler: _Handler, function: Callable) -> Callable:
         return lambda *args, **kwargs: handler(function, call, args, kwargs)
 
+    # The last first, so that the first context ends up outermost.
     for handler, concerns in reversed(_handlers.get()):
         if concerns(call):
             function = inside(handler, function)
@@ -186,6 +187,7 @@ def spatial_layers(
     def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if is_spatial(x):
             channels[layer.name] = x.shape[-1]
+        # Any statistics do, because only shapes are traced.
         return Statistics(layer.mean, layer.var)
 
     with normalize_with(note):
@@ -204,6 +206,7 @@ def in_forward_order(
     order: dict[str, int] = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        # A module may be called again: its first call counts.
         order.setdefault("/".join(call.path) or ".", len(order))
         return function(*args, **kwargs)
 
