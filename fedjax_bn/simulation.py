@@ -125,6 +125,7 @@ def simulate(
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
     named = (*clients.items(), *unseen.items())
     pools = tuple(_pool(name, samples, task) for name, samples in named)
+    # Counted over all clients, because one of them may lack a class.
     highest = 0 if task.segments else max((int(p.labels.max(initial=0)) for p in pools), default=0)
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.

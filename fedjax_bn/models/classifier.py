@@ -103,22 +103,15 @@ class Sizes(NamedTuple):
     path: Path
 
 
-def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """Returns the sizes of a model's classifier; only traces the model, see `last_dense`."""
+def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) -> Sizes:
+    """Returns the sizes of a model's classifier; arguments and errors as in `last_dense`."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not _shows_features(model):
-        path = last_dense(model, variables)
+        path = last_dense(model, variables, images)
         features, classes = _kernel(variables, path).shape
         return Sizes(features, classes, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
-
-
-def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
-    """Returns F, the classifier's number of inputs; arguments and errors as in `last_dense`."""
-    if _shows_features(model):
-        return _classify_traced(model, variables)[0][0][1]
-    return _kernel(variables, last_dense(model, variables, images)).shape[0]
 
 
 def all_but_head(model: Any) -> SharingRule:

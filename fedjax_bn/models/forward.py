@@ -140,6 +140,7 @@ def forward(
     moved = trainable(moved, frozen_leaves)
     features, outputs = out if method else (None, out)
     outputs = features if instead else outputs
+    # A mask or a hook alone needs the features, but its caller did not ask for them.
     features = features if shown or frozen else None
     return Output(outputs, features, without(moved, RECORDED), moved.get(RECORDED, {}))
 

@@ -42,6 +42,7 @@ class _LowRank(Wrapped):
         plain, factors = _parts(variables)
 
         def added(function: Callable, call: Call, args: tuple, kwargs: dict) -> jax.Array:
+            # The input may be given by name.
             y, x = function(*args, **kwargs), args[0] if args else next(iter(kwargs.values()))
             a, b = factors[call.path]
             # As the layer itself promotes its input and kernel, also in half precision.
@@ -93,6 +94,7 @@ def with_factors(
         kernels[call.path] = jax.ShapeDtypeStruct(call.kernel.shape, call.kernel.dtype)
         return function(*args, **kwargs)
 
+    # Only a trace tells which modules are dense layers, in linen as in nnx.
     with intercepting(note, lambda call: call.is_dense):
         shapes_of(model.network, variables, images)
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.classifier import features_method, features_read, times
+from fedjax_bn.models.classifier import features_method, sizes_of, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
@@ -83,7 +83,7 @@ def with_masks(
     else:
         channels = _channels(model, plain, images)
     if FEATURES in missing and FEATURES not in channels:
-        channels[FEATURES] = features_read(model, plain, images)
+        channels[FEATURES] = sizes_of(model, plain, images).features
     if unknown := [name for name in missing if name not in channels]:
         raise ValueError(
             f"{network_name(model)} has no intermediate {unknown[0]!r} to mask; valid are "
