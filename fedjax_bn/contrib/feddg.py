@@ -98,7 +98,7 @@ def feddg(
         )
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
-    objective = episodic_objective(
+    objective = _episodic_objective(
         learned, half, inner_rate, clip, boundary, drawn=drawn, order=order
     )
 
@@ -121,7 +121,7 @@ def feddg(
     return starting_with(method, no_amplitudes)._replace(notes=(shown,))
 
 
-def episodic_objective(
+def _episodic_objective(
     learned: Learning,
     half: int,
     inner_rate: float,
