@@ -1,7 +1,7 @@
 """The server's half of a round for uploads that arrive one after another, and are not kept.
 
-`aggregation.serve` needs all uploads of a round. With weights that are known up to a common factor,
-sums are enough.
+`aggregation.server_step` needs all uploads of a round. With weights that are known up to a common
+factor, sums are enough.
 """
 
 import functools
@@ -18,7 +18,7 @@ from fedjax_bn.aggregation import (
     WeighingRule,
     conclude,
     last_weights,
-    part_of,
+    weighted_part,
 )
 from fedjax_bn.engine.weighing import relative_weights
 from fedjax_bn.state import FederatedState, Upload
@@ -41,13 +41,14 @@ class Running(NamedTuple):
 class Adding(NamedTuple):
     """The server's half of a round, as pure functions.
 
-    A round gives what `serve` gives for the stacked uploads, up to rounding, and holds one upload.
+    A round gives what `server_step` gives for the stacked uploads, up to rounding, and holds one
+    upload.
 
     Attributes:
       begin: `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes.
       add: `add(running, upload) -> Running`, jitted; donates `running`.
-      end: `end(state, running) -> (state, finite)`, jitted, as `serve` returns them; row k of the
-        state must belong to client k.
+      end: `end(state, running) -> (state, finite)`, jitted, as `server_step` returns them; row k of
+        the state must belong to client k.
     """
 
     begin: Callable[[int, Upload], Running]
@@ -64,7 +65,8 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         return None
 
     def part(upload: Upload) -> Sums:
-        return part_of(server, cast(jax.Array, relative(upload.size)), upload)
+        # The common factor is the same for all clients, so that it cancels at the end.
+        return weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:
         like = jax.eval_shape(part, upload)

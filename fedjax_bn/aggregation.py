@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.backend import all_finite, where_tree
@@ -133,30 +132,6 @@ def averaging(
     return ServerUpdate(init, update, message_weight)
 
 
-def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
-    r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
-
-    (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
-    averaged, so that no variance can become negative. `optax.sgd(1.0)` is `averaging`.
-    """
-
-    def init(shared: PyTree, personal: PyTree) -> ServerState:
-        del personal
-        return ServerState(kept=optimizer.init(shared["params"]))
-
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
-        params = shared["params"]
-        gradient = jax.tree.map(jnp.subtract, params, aggregate.mean["params"])
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, moments = optimizer.update(gradient, state.kept, params)
-        params = optax.apply_updates(params, updates)
-        return {**aggregate.mean, "params": params}, ServerState(kept=moments)
-
-    return ServerUpdate(init, update)
-
-
 class _Noise(NamedTuple):
     """The server's state for a privacy mechanism."""
 
@@ -244,7 +219,7 @@ class Sums(NamedTuple):
     message_weight: jax.Array
 
 
-def part_of(server: ServerUpdate, weight: jax.Array, upload: Upload) -> Sums:
+def weighted_part(server: ServerUpdate, weight: jax.Array, upload: Upload) -> Sums:
     """Returns one client's part of the sums, with weight w_k f[]."""
     counts = upload.counts
     # Sums are in JAX's default float, float32 or float64, also for a model in bfloat16, in which a
@@ -257,7 +232,7 @@ def part_of(server: ServerUpdate, weight: jax.Array, upload: Upload) -> Sums:
 
 def sum_uploads(server: ServerUpdate, weights: jax.Array, uploads: Upload) -> Sums:
     """Sums uploads stacked [C, ...] with weights f[C]."""
-    return sum_over(functools.partial(part_of, server), weights, uploads)
+    return sum_over(functools.partial(weighted_part, server), weights, uploads)
 
 
 def in_place_of_mean(sums: Sums, combined: PyTree) -> Sums:
@@ -354,7 +329,7 @@ def conclude(
     return state._replace(round=state.round + 1, shared=shared, server=server_state), finite
 
 
-def serve(
+def server_step(
     server: ServerUpdate, weigh: WeighingRule | Weighing, state: FederatedState, uploads: Upload
 ) -> tuple[FederatedState, jax.Array]:
     """Returns the state after a round, and whether the server's step is finite, bool[].

@@ -16,7 +16,6 @@ from fedjax_bn.arguments.ranges import Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
-from fedjax_bn.engine.optimizers import with_keys_of
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like, with_frozen
@@ -137,7 +136,7 @@ def train_locally(
         variables = join(received.shared, received.personal)
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         state = memory_before.step if keep_optimizer else step.init(variables)
-        state = with_keys_of(state, key)
+        state = _with_keys_of(state, key)
         # Each step gets the frozen leaves from `received`, so that no loop carries them.
         variables = with_frozen(variables, None)
         trained = train(step, received, variables, state, batches, key, load)
@@ -154,18 +153,6 @@ def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
     """Returns the batch; with a source [N, ...], the numbers in "image" become its images."""
     del key
     return batch if source is None else batch | {"image": source[batch["image"]]}
-
-
-def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> Load:
-    """Returns the `load` that looks samples up and changes images by `augment(key, images)`."""
-    if augment is None:
-        return look_up
-    return changing(lambda key, batch: batch | {"image": augment(key, batch["image"])})
-
-
-def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
-    """Returns the `load` that looks samples up and changes the batch by `change(key, batch)`."""
-    return lambda source, batch, key: change(key, look_up(source, batch, key))
 
 
 def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
@@ -326,3 +313,22 @@ def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     real = valid.reshape(epochs, -1).any(1)
     last_real = epochs - 1 - jnp.argmax(real[::-1])
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real
+
+
+def _with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
+    """Returns an optimizer's state whose random keys are those of a client and round.
+
+    Without this all clients would draw the same noise, because their states start alike.
+    """
+
+    def mixed(number: int, leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return leaf
+        words = jax.random.key_data(leaf)
+        part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
+        words ^= jax.random.bits(part_key, words.shape, words.dtype)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+
+    leaves, form = jax.tree.flatten(state)
+    return jax.tree.unflatten(form, [mixed(number, leaf) for number, leaf in enumerate(leaves)])

@@ -27,12 +27,12 @@ from fedjax_bn.aggregation import (
     early_weights,
     in_place_of_mean,
     noising,
-    part_of,
     reporting,
-    serve,
+    server_step,
     sum_uploads,
     uniform,
     weigh_uploads,
+    weighted_part,
 )
 from fedjax_bn.client import Client, clipping, take_part
 from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
@@ -45,7 +45,7 @@ from fedjax_bn.engine.devices import (
     on_each_device,
     pad_rows,
     padded,
-    place,
+    place_on_mesh,
     split_batches,
 )
 from fedjax_bn.engine.inputs import random_key
@@ -211,7 +211,7 @@ def federate(
     def check_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> None:
         admission.check(filled(broadcast.shared, own.frozen), own.personal, batches)
 
-    served = functools.partial(serve, plan.server, plan.weigh)
+    served = functools.partial(server_step, plan.server, plan.weigh)
     # The state is donated, so that XLA holds the personal leaves of K clients once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
@@ -260,9 +260,9 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     server, weighing = jax.tree.map(jnp.copy, (server, weighing))
     weights, count = normalized(jnp.ones(num_clients)), jnp.zeros((), jnp.int32)
     state = FederatedState(count, shared, server, weights, weighing, (), (), frozen)
-    state = place(state, plan.mesh, by_client=False)
+    state = place_on_mesh(state, plan.mesh, by_client=False)
     client_rows = stack(personal, rows), stack(memory, rows)
-    personal, memory = place(client_rows, plan.mesh, by_client=True)
+    personal, memory = place_on_mesh(client_rows, plan.mesh, by_client=True)
     return state._replace(personal=personal, memory=memory)
 
 
@@ -342,7 +342,7 @@ def _train_all(
         row, upload, losses = take_part(plan.client, broadcast, row, batches, key, divided)
         if weight is None:
             return (), row, (upload, losses)
-        part = part_of(plan.server, weight, upload)
+        part = weighted_part(plan.server, weight, upload)
         # The sum already includes the upload's leaves; stacked they would fill the memory.
         return part, row, (upload._replace(shared=(), message=()), losses)
 

@@ -32,7 +32,7 @@ from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.normalization.calls import initial_variables, shapes_of
+from fedjax_bn.normalization.calls import init_variables, shapes_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, require_classifier
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
@@ -121,6 +121,7 @@ def simulate(
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
     named = (*clients.items(), *unseen.items())
     pools = tuple(_pool(name, samples, task) for name, samples in named)
+    # Counted over all clients, because one of them may lack a class.
     highest = 0 if task.segments else max((int(p.labels.max(initial=0)) for p in pools), default=0)
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
@@ -157,6 +158,7 @@ def simulate(
     if show_progress:
         pace = samples_a_round(experiment), experiment.task.score.name
         after.append(Progress("round", rounds, 0, *pace))
+    # Scores come first, because later callbacks may read them.
     around = [
         profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
@@ -172,7 +174,7 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
     """Raises ValueError if a label has no output of the model; nothing is computed."""
     model = experiment.model
     images = sample_input(experiment.internal, experiment.prepare, 1)
-    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
     outputs = shapes_of(model, variables, images).shape[-1]
     for pool in pools:
         if (highest := int(pool.labels.max())) >= outputs:

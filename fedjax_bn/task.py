@@ -16,7 +16,7 @@ from fedjax_bn.arguments.ranges import Range, UpTo1, bounded
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
 from fedjax_bn.engine.mask_loss import logits_of, segmentation_loss
-from fedjax_bn.engine.overlap import Overlaps, overlaps, score_of
+from fedjax_bn.engine.overlap import Overlaps, dice_and_iou, overlaps
 
 PyTree = Any
 _Classes = Annotated[int, Range("at least 2 and at most 255", lambda n: 2 <= n <= UNLABELLED)]
@@ -106,7 +106,7 @@ def segmentation(
 def _mean_dice(overlaps: Overlaps) -> jax.Array:
     """Returns the mean Dice f[] in percent of batches [T, B, ...]; 0 without samples."""
     joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), overlaps)
-    (dice, _), weights = score_of(joined)
+    (dice, _), weights = dice_and_iou(joined)
     return 100 * (dice.mean(-1) * weights).sum() / weights.sum().clip(1e-9)
 
 

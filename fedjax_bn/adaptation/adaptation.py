@@ -12,9 +12,9 @@ from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.models import hooks
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import take
+from fedjax_bn.models.masks import split_masks
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
-from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.normalization.calls import network_name
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import (
     MEASURED,
@@ -209,7 +209,7 @@ def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str,
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
     """Returns the adaptation applied without the received masks (see `fedjax_bn.models.masks`)."""
-    return _of_changed(adaptation, lambda variables: take(variables)[0])
+    return _of_changed(adaptation, lambda variables: split_masks(variables)[0])
 
 
 def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]) -> Adaptation:
@@ -259,7 +259,7 @@ def class_logits(model: Any, outputs: Any) -> jax.Array:
     """Returns logits f[B, C] or f[B, H, W, C] of classes; ValueError if outputs are no logits."""
     if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
         raise ValueError(
-            f"this adaptation reads probabilities of classes, but {name_of(model)} has other "
+            f"this adaptation reads probabilities of classes, but {network_name(model)} has other "
             "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
         )
     return outputs if outputs.ndim == 2 else as_classes(outputs)

@@ -22,7 +22,7 @@ from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
-from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.normalization.calls import network_name
 from fedjax_bn.sharing import Variables, batch_norm_paths, join, norm_paths, path_names, split
 
 PyTree = Any
@@ -197,7 +197,8 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
         raise ValueError(
-            f"{method} learns norms, of which {name_of(model)} has none: use running, shot or t3a"
+            f"{method} learns norms, of which {network_name(model)} has none: "
+            "use running, shot or t3a"
         )
     return learned
 

@@ -13,10 +13,9 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.contrib.parts import (
     affine,
-    by_distances,
     changing_outputs,
-    discrepancy,
     draw_dense,
+    kernel,
     squared_distances,
     stages_of,
 )
@@ -59,7 +58,7 @@ def csac(  # type: ignore[misc] # its own default
 
     t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
     them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
-    `contrib.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
+    `discrepancy`. In its first round a client
     minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
     layers, the collection `calibration`, travel with the model and do not predict. The reported
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
@@ -142,7 +141,7 @@ def calibrated_objective(learned: Learning, weight: float) -> Objective:
             # The memory has only trained leaves; the frozen ones come from the state.
             round_start = received.with_frozen(received.memory["model"])
             frozen = forward(learned.model, round_start, images)
-        gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
+        gaps = discrepancy(out.outputs, frozen.outputs, valid)
         if outputs["trained"]:
             t, s = (stages_brought(layers[name], seen) for name, seen in outputs.items())
             gaps += stage_gaps(t, s, valid).astype(gaps.dtype)
@@ -167,7 +166,7 @@ def stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.A
     distances = distances.reshape(len(trained), len(valid), len(frozen), len(valid)).swapaxes(1, 2)
 
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
-        return by_distances(t, s, between, valid, RATIOS)
+        return _by_distances(t, s, between, valid)
 
     # With a gradient, the attention would turn to the pairs that differ least.
     gap_of_pairs = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
@@ -212,3 +211,40 @@ def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, 
     froze, model = received.memory["trained"], received.memory["model"]
     model = where_tree(froze, model, without(trained.variables, COLLECTION))
     return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
+
+
+def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array) -> jax.Array:
+    r"""Returns MMD^2 f[] of the valid rows of x and y, with equal weights; 0 without valid rows.
+
+    $MMD^2(x, y) = \sum_{ab} s_a s_b k(z_a, z_b)$ with $z = (x, y)$, $s = (w, -w)$, $\sum_a w_a = 1$
+
+    $k(z, z') = \sum_r \exp(-\Vert z - z' \Vert^2 / (r m))$
+
+    r are 2 * 3^k, k = -3 to 1, and m is the mean squared distance, which passes no
+    gradient (Gretton et al., JMLR 2012).
+
+    Args:
+      x, y: f[B, D]; row b of both is from sample b.
+      valid: bool[B].
+    """
+    far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
+    return _by_distances(*far, valid)
+
+
+def _by_distances(
+    within_x: jax.Array,
+    within_y: jax.Array,
+    between: jax.Array,
+    valid: jax.Array,
+) -> jax.Array:
+    """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
+    shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)
+
+    def mean(pairs: jax.Array) -> jax.Array:
+        return jnp.einsum("a,ab,b->", shares, pairs, shares)
+
+    # The width is the mean over all pairs: a quarter is within x, a quarter within y, half between.
+    parts = ((within_x, 1), (within_y, 1), (between, -2))
+    width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
+    gaps = (sign * mean(kernel(far, width, RATIOS)) for far, sign in parts)
+    return sum(gaps, jnp.zeros_like(width))

@@ -31,7 +31,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
-from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.normalization.calls import network_name
 from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
 
@@ -98,7 +98,7 @@ def feddg(
         )
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
-    objective = episodic_objective(
+    objective = _episodic_objective(
         learned, half, inner_rate, clip, boundary, drawn=drawn, order=order
     )
 
@@ -121,7 +121,7 @@ def feddg(
     return starting_with(method, no_amplitudes)._replace(notes=(shown,))
 
 
-def episodic_objective(
+def _episodic_objective(
     learned: Learning,
     half: int,
     inner_rate: float,
@@ -137,7 +137,7 @@ def episodic_objective(
     if boundary and task.segments and len(taps) != 1:
         raise ValueError(
             "feddg contrasts the map that the last layer reads, which "
-            f"{name_of(learned.model)} does not name: use UNet, give the model taps, "
+            f"{network_name(learned.model)} does not name: use UNet, give the model taps, "
             "{path of the module: channels}, or set feddg.boundary=0"
         )
 

@@ -71,6 +71,7 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         worst = _worst_point(variables["params"], gradients["params"], rho, eta)
+        # Its report is dropped, so that running statistics move once a step.
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
         return at_worst, reported
 

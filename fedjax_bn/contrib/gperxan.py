@@ -66,6 +66,7 @@ def gperxan(  # type: ignore[misc] # its own default
     trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
+        # The variables last: a collection that they bring wins over a fresh one.
         return {COLLECTION: _norms(require_batch_norm("gperxan", variables)), **variables}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

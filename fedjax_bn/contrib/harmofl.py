@@ -59,7 +59,7 @@ def harmofl(  # type: ignore[misc] # its own default
     Differs from the code: clients may join later, where there all take part in the first round;
     means are of what the model reads and keep their sign, which amplitudes lose (for images above 0
     both are the same). The Dice that it prints is the mean over slices and over classes with the
-    background, and 0 for a class that neither mask has; ours is `engine.overlap.score_of`.
+    background, and 0 for a class that neither mask has; ours is `engine.overlap.dice_and_iou`.
 
     Args:
       rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.

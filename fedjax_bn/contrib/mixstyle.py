@@ -93,6 +93,7 @@ def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax
 
     def style(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         var = x.var(axes, keepdims=True, ddof=1)
+        # Styles are constants, as in the authors' code.
         return jax.lax.stop_gradient((x.mean(axes, keepdims=True), jnp.sqrt(var + _EPSILON)))
 
     (mean, std), (other_mean, other_std) = style(x), style(style_source)

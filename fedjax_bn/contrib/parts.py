@@ -129,44 +129,6 @@ def require_images(method: str, x: jax.Array, channels: int) -> None:
         )
 
 
-def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    r"""Returns MMD^2 f[] of the valid rows of x and y, with equal weights; 0 without valid rows.
-
-    $MMD^2(x, y) = \sum_{ab} s_a s_b k(z_a, z_b)$ with $z = (x, y)$, $s = (w, -w)$, $\sum_a w_a = 1$
-
-    $k(z, z') = \sum_r \exp(-\Vert z - z' \Vert^2 / (r m))$
-
-    m is the mean squared distance, which passes no gradient (Gretton et al., JMLR 2012).
-
-    Args:
-      x, y: f[B, D]; row b of both is from sample b.
-      valid: bool[B].
-      ratios: r, the kernels' widths relative to the mean squared distance.
-    """
-    far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
-    return by_distances(*far, valid, ratios)
-
-
-def by_distances(
-    within_x: jax.Array,
-    within_y: jax.Array,
-    between: jax.Array,
-    valid: jax.Array,
-    ratios: Sequence[float],
-) -> jax.Array:
-    """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
-    shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)
-
-    def mean(pairs: jax.Array) -> jax.Array:
-        return jnp.einsum("a,ab,b->", shares, pairs, shares)
-
-    # The width is the mean over all pairs: a quarter is within x, a quarter within y, half between.
-    parts = ((within_x, 1), (within_y, 1), (between, -2))
-    width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
-    gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)
-    return sum(gaps, jnp.zeros_like(width))
-
-
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
     """Returns k f[...] of pairs with these squared distances; the width m passes no gradient."""
     # With a gradient, features could lower the distance just by widening the kernels.

@@ -273,7 +273,7 @@ def divides_clients(mesh: Mesh | None) -> bool:
     return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
 
 
-def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
+def place_on_mesh(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
     """Places a tree on the mesh's devices: rows [P, ...] divided by client, or a copy on each."""
     if mesh is None:
         return tree

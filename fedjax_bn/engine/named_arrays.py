@@ -59,6 +59,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
 def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
     """Raises ValueError if a number of named arrays is not finite, or a variance is negative."""
     for name, array in arrays.items():
+        # A leaf may be named with or without the part of the state that holds it.
         is_variance = f"/{STATISTICS}/" in f"/{name}" and name.endswith("/var")
         if not np.isfinite(array).all() or (is_variance and (array < 0).any()):
             raise ValueError(f"the array {name:.80} is not finite, or a negative variance")

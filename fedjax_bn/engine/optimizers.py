@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.text import one_line
-from fedjax_bn.engine.keys import stream
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -101,25 +100,6 @@ def descend(
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     updates, state = _step(optimizer, grads, state, params, jnp.asarray(round), loss)
     return optax.apply_updates(trained, {"params": updates} if alone else updates), state
-
-
-def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
-    """Returns an optimizer's state whose random keys are those of a client and round.
-
-    Without this all clients would draw the same noise, because their states start alike.
-    """
-
-    def mixed(number: int, leaf: Any) -> Any:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            return leaf
-        words = jax.random.key_data(leaf)
-        part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
-        words ^= jax.random.bits(part_key, words.shape, words.dtype)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-
-    leaves, form = jax.tree.flatten(state)
-    return jax.tree.unflatten(form, [mixed(number, leaf) for number, leaf in enumerate(leaves)])
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:

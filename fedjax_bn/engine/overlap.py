@@ -42,6 +42,7 @@ def overlaps(
     `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. `classes`
     are counted with the background; for `nested` see `regions_of`.
     """
+    # What has no label counts for neither mask.
     labelled = (label["mask"] != UNLABELLED)[..., None]
     predicted_regions = regions_of(predicted, classes, nested=nested) & labelled
     true = regions_of(label["mask"], classes, nested=nested)
@@ -51,7 +52,7 @@ def overlaps(
     return Overlaps(counts, valid, label.get("volume"))
 
 
-def score_of(counted: Overlaps) -> tuple[Any, Any]:
+def dice_and_iou(counted: Overlaps) -> tuple[Any, Any]:
     """Returns Dice and IoU f[N, R] in [0, 1] of the volume of each sample, and weights f[N].
 
     A weighted mean is thus a mean over volumes. Both are 1 where neither mask has the region, and 0
@@ -64,6 +65,7 @@ def score_of(counted: Overlaps) -> tuple[Any, Any]:
         counts = _by_volume(counts * valid[:, None, None], volume)
         weights = weights / _by_volume(valid.astype("int32"), volume).clip(1)
     shared_area, sides = counts[..., 0], counts[..., 1] + counts[..., 2]
+    # Where neither mask has the region, both quotients become 1.
     empty = sides == 0
     dice = (2 * shared_area + empty) / (sides + empty)
     iou = (shared_area + empty) / (sides - shared_area + empty)
@@ -72,6 +74,7 @@ def score_of(counted: Overlaps) -> tuple[Any, Any]:
 
 def _by_volume(values: Any, volume: Any) -> Any:
     """Returns for each sample the sum of values i[N, ...] over the samples of its volume i[N]."""
+    # The samples of a volume stand together: its sum is a difference of running sums.
     order = volume.argsort()
     ranked, number = values[order], volume[order]
     begin, end = (number.searchsorted(volume, side=side) for side in ("left", "right"))

@@ -97,6 +97,7 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
 
     def add(number: int, leaf: jax.Array) -> jax.Array:
         dtype = wide(leaf).dtype
+        # A key for each leaf: with one key, leaves of equal shape would get equal noise.
         drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
         return (leaf.astype(dtype) + jnp.asarray(scale, dtype) * drawn).astype(leaf.dtype)
 
@@ -130,6 +131,7 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
         raise ImportError(
             "epsilon needs dp-accounting: pip install 'fedjax_bn[privacy]'"
         ) from error
+    # Without noise nothing is hidden, and without a round nothing is sent.
     if not noise or not rounds:
         return math.inf if rounds else 0.0
     if not cohort or cohort[0] == cohort[1]:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import ServerUpdate, server_optimizer
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
 from fedjax_bn.arguments.ranges import Above0, Share, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
@@ -119,7 +119,7 @@ def fedavgm(
       beta: the server's momentum, in [0, 1).
       model, optimizer, **options: as in `fedavg`, without `server`.
     """
-    return fedavg(model, optimizer, server=server_optimizer(optax.sgd(eta, beta)), **options)
+    return fedavg(model, optimizer, server=_server_optimizer(optax.sgd(eta, beta)), **options)
 
 
 class _Moments(NamedTuple):
@@ -145,4 +145,29 @@ def _adaptive(
         v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
         return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)
 
-    return server_optimizer(optax.GradientTransformation(init, update))
+    return _server_optimizer(optax.GradientTransformation(init, update))
+
+
+def _server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
+    r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
+
+    (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
+    averaged, so that no variance can become negative. `optax.sgd(1.0)` is `averaging`.
+    """
+
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        del personal
+        return ServerState(kept=optimizer.init(shared["params"]))
+
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        params = shared["params"]
+        gradient = jax.tree.map(jnp.subtract, params, aggregate.mean["params"])
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+            updates, moments = optimizer.update(gradient, state.kept, params)
+        params = optax.apply_updates(params, updates)
+        # Statistics take the mean: a step of Adam could make a variance negative.
+        return {**aggregate.mean, "params": params}, ServerState(kept=moments)
+
+    return ServerUpdate(init, update)

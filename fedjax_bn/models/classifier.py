@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, name_of
+from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, network_name
 from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 # method(model, images, train=False) -> (features f[B, F], outputs), applied instead of `__call__`
@@ -103,22 +103,15 @@ class Sizes(NamedTuple):
     path: Path
 
 
-def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """Returns the sizes of a model's classifier; only traces the model, see `last_dense`."""
+def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) -> Sizes:
+    """Returns the sizes of a model's classifier; arguments and errors as in `last_dense`."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not _shows_features(model):
-        path = last_dense(model, variables)
+        path = last_dense(model, variables, images)
         features, classes = _kernel(variables, path).shape
         return Sizes(features, classes, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
-
-
-def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
-    """Returns F, the classifier's number of inputs; arguments and errors as in `last_dense`."""
-    if _shows_features(model):
-        return _classify_traced(model, variables)[0][0][1]
-    return _kernel(variables, last_dense(model, variables, images)).shape[0]
 
 
 def all_but_head(model: Any) -> SharingRule:
@@ -250,13 +243,14 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
         form = readable_images(model, variables) if images is None else images
         sources = _sources_of(model, variables, form)
         candidates = sorted(sources.outputs)
+        # After a layer of another shape something changes what it gives.
         if len(candidates) == 1 and sources.called.get(candidates[0]) == sources.shape:
             path = candidates[0][0]
         parts = [repr("/".join(path)) if path else "no dense layer" for path, _ in candidates]
         origin = f"made of {' and '.join(parts) or 'no dense layer'}"
     if path not in dense:
         raise ValueError(
-            f"the classifier of {name_of(model)} is {origin}, and its dense layers "
+            f"the classifier of {network_name(model)} is {origin}, and its dense layers "
             f"are {', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
             "fedjax_bn.models.with_classifier(model, NAME), or split __call__ into methods "
             "features(images) -> f[B, F] and classify(features) -> f[B, classes]"
@@ -272,7 +266,7 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
     sources = _sources_of(model, variables, images)
     if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
         raise ValueError(
-            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
+            f"{method} needs logits f W + b, but {network_name(model)} changes what its classifier "
             "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
         )
 
@@ -287,7 +281,7 @@ def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str,
     if not path:
         raise ValueError(
             f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: name one by "
+            f"{network_name(model)} calls several: name one by "
             "fedjax_bn.models.with_classifier(model, NAME)"
         )
     return path
@@ -302,6 +296,7 @@ def _shows_features(model: Any) -> bool:
 def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
     """Returns the first shape of images that a model can be traced with, or raises ValueError."""
     leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
+    # Kernels of convolutions show that the model reads images, and how many channels.
     maps = any(leaf.ndim == 4 for leaf in leaves)
     channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
     sides = dict.fromkeys((*_SIDES, *range(1, 65)))
@@ -315,7 +310,7 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
             continue
         return images
     raise ValueError(
-        f"the classifier of {name_of(model)} cannot be found without images: name it by "
+        f"the classifier of {network_name(model)} cannot be found without images: name it by "
         "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
         "classify"
     )
@@ -339,7 +334,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not layers:
-        raise ValueError(f"the method classify of {name_of(model)} must call a dense layer")
+        raise ValueError(f"the method classify of {network_name(model)} must call a dense layer")
     return layers, outputs
 
 
@@ -406,6 +401,7 @@ def _made_of(
         forms = [(len(program.invars), len(program.outvars)) for program in inner]
         if kind == "name" and name.startswith(_MARK):
             outputs = [frozenset({calls[int(name.removeprefix(_MARK))]})]
+        # A program with these inputs and outputs, such as the body of a `jit`.
         elif forms == [(len(equation.invars), len(equation.outvars))]:
             outputs = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:

@@ -24,7 +24,7 @@ from fedjax_bn.normalization.calls import (
     Call,
     intercepting,
     mode_arguments,
-    name_of,
+    network_name,
 )
 from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
 from fedjax_bn.sharing import (
@@ -94,10 +94,11 @@ def forward(
     require_floats(images)
     frozen_leaves = variables.get(FROZEN) or {}
     fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
+    # A frozen batch norm must not move, whatever rule the method has for the others.
     if fixed:
         statistics = _fixing(fixed, statistics)
-    plain, feature_masks = masks.take(complete(hooks.predicting(variables)))
-    plain, hooked = hooks.take(plain, images, key if train else None)
+    plain, feature_masks = masks.split_masks(complete(hooks.predicting(variables)))
+    plain, hooked = hooks.apply_hooks(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
@@ -106,13 +107,13 @@ def forward(
         feature_masks = without(feature_masks, masks.FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
-            f"{name_of(model)} has no method apply: give a linen module, or "
+            f"{network_name(model)} has no method apply: give a linen module, or "
             "fedjax_bn.models.from_nnx(net) of an nnx module"
         )
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
         raise ValueError(
-            f"{name_of(model)} has no batch norm for a statistics rule: build the model with "
+            f"{network_name(model)} has no batch norm for a statistics rule: build the model with "
             f"{SERVED}, or use a method that needs none, such as fedavg, and the adaptation running"
         )
     method, mask = None, feature_masks.get(masks.FEATURES)
@@ -130,13 +131,16 @@ def forward(
         for context in hooked.contexts:
             contexts.enter_context(context)
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
+        # Otherwise a user would train without the dropout that the network shows.
         if train and _leaves_dropout_off(model):
             contexts.enter_context(_refusing_dropout(model))
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
+    # Frozen statistics came back unchanged; None in their places keeps them out of uploads.
     moved = trainable(moved, frozen_leaves)
     features, outputs = out if method else (None, out)
     outputs = features if instead else outputs
+    # A mask or a hook alone needs the features, but its caller did not ask for them.
     features = features if shown or frozen else None
     return Output(outputs, features, without(moved, RECORDED), moved.get(RECORDED, {}))
 
@@ -182,9 +186,10 @@ def _refusing_dropout(model: Any) -> AbstractContextManager:
         off = module.deterministic if off is None else off
         if off is True and (_rate(module) or 0) > 0:
             raise ValueError(
-                f"the dropout {'/'.join(call.path)!r} of {name_of(_network_of(model))} is off in "
-                f"training: add an argument {', '.join(TRAINING)}, {' or '.join(PREDICTING)} to "
-                "its __call__ and pass it to the dropout, or set the dropout's rate to 0"
+                f"the dropout {'/'.join(call.path)!r} of {network_name(_network_of(model))} is "
+                f"off in training: add an argument {', '.join(TRAINING)}, "
+                f"{' or '.join(PREDICTING)} to its __call__ and pass it to the "
+                "dropout, or set the dropout's rate to 0"
             )
         return function(*args, **kwargs)
 

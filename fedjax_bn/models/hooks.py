@@ -52,7 +52,7 @@ def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
         _FOLLOWERS[collection] = follow
 
 
-def take(
+def apply_hooks(
     variables: Variables, images: jax.Array, key: jax.Array | None
 ) -> tuple[Variables, Hooked]:
     """Returns the variables without the collections that have hooks, and the hooks' joint changes.

@@ -137,6 +137,7 @@ class Network(nn.Module, kw_only=True):
         """
         pool = partial(max_pool, window=window, strides=strides, padding=padding)
         read = outputs_are_read() or self.is_mutable_collection("intermediates")
+        # A subclass with its own norm may not be monotone.
         usual = self.norm == "batch" and type(self).normalize is Network.normalize
         if on_cpu() or read or not usual:
             return pool(nn.relu(self.normalize(x, name, **options)))
@@ -265,6 +266,7 @@ def average_pool(x: jax.Array, window: int) -> jax.Array:
     """Returns means of disjoint windows, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
     _check_window(x, window, 0, "average-pooling")
     height, width = x.shape[1] // window, x.shape[2] // window
+    # Incomplete windows are dropped, as in PyTorch.
     x = x[:, : height * window, : width * window]
     return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
 
@@ -274,7 +276,7 @@ def require_floats(x: jax.Array) -> None:
     if jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
             f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
-            "use fedjax_bn.serving.predictor or data.pixels.images.standardize"
+            "use fedjax_bn.serving.predictor or engine.images.standardize"
         )
 
 
@@ -302,6 +304,7 @@ def variant(kind: type[_Network], name: str, about: str, **usual: Any) -> Callab
 
     `about` is its docstring.
     """
+    # From the class, so that its default is written once.
     usual_classes: int = vars(kind)["num_classes"]
 
     def make(num_classes: int = usual_classes, **fields: Any) -> _Network:

@@ -22,7 +22,7 @@ from fedjax_bn.arguments.ranges import Units, bounded
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.layers import fan_in_uniform
-from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
+from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, all_but, path_names
 
 FACTORS = ("lora_a", "lora_b")
@@ -42,8 +42,10 @@ class _LowRank(Wrapped):
         plain, factors = _parts(variables)
 
         def added(function: Callable, call: Call, args: tuple, kwargs: dict) -> jax.Array:
+            # The input may be given by name.
             y, x = function(*args, **kwargs), args[0] if args else next(iter(kwargs.values()))
             a, b = factors[call.path]
+            # As the layer itself promotes its input and kernel, also in half precision.
             x, a, b = nn.dtypes.promote_dtype(x, a, b)
             return y + (x @ a @ b).astype(y.dtype)
 
@@ -92,12 +94,13 @@ def with_factors(
         kernels[call.path] = jax.ShapeDtypeStruct(call.kernel.shape, call.kernel.dtype)
         return function(*args, **kwargs)
 
+    # Only a trace tells which modules are dense layers, in linen as in nnx.
     with intercepting(note, lambda call: call.is_dense):
         shapes_of(model.network, variables, images)
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
     if not chosen:
         raise ValueError(
-            f"where chooses none of the dense layers of {name_of(model)}: "
+            f"where chooses none of the dense layers of {network_name(model)}: "
             f"{', '.join(map('/'.join, sorted(kernels))) or 'it has none'}"
         )
     params = flatten_dict(variables["params"])

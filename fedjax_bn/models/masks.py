@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.classifier import features_method, features_read, times
+from fedjax_bn.models.classifier import features_method, sizes_of, times
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
+from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
 
 Masks = dict[str, jax.Array]
@@ -24,7 +24,7 @@ COLLECTION = "mask"
 FEATURES = "features"
 
 
-def take(variables: Variables) -> tuple[Variables, Masks]:
+def split_masks(variables: Variables) -> tuple[Variables, Masks]:
     """Returns the variables without their masks, and the masks or {}."""
     return without(variables, COLLECTION), variables.get(COLLECTION, {})
 
@@ -68,8 +68,9 @@ def with_masks(
       ValueError: there is no intermediate of this name, its size cannot be found, or "features" is
         requested and the classifier cannot be found.
     """
-    plain, masks = take(variables)
+    plain, masks = split_masks(variables)
     taps = getattr(model, "taps", {})
+    # A detector has no classifier: its features are all maps that its predictions read.
     named = [layer for name in names for layer in (taps if name == FEATURES and taps else (name,))]
     missing = [name for name in named if name not in masks]
     if images is None:
@@ -82,10 +83,10 @@ def with_masks(
     else:
         channels = _channels(model, plain, images)
     if FEATURES in missing and FEATURES not in channels:
-        channels[FEATURES] = features_read(model, plain, images)
+        channels[FEATURES] = sizes_of(model, plain, images).features
     if unknown := [name for name in missing if name not in channels]:
         raise ValueError(
-            f"{name_of(model)} has no intermediate {unknown[0]!r} to mask; valid are "
+            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask; valid are "
             f"{', '.join(sorted({*channels, FEATURES}))}, and all modules where "
             "fedjax_bn.models.masks.with_masks gets images"
         )

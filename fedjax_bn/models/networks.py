@@ -263,6 +263,7 @@ class ResNet(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
+        # The channels of the last stage: `setup` sees no map to read them from.
         pooled = self.width * 2 ** (len(self.stage_sizes) - 1) * (4 if self.bottleneck else 1)
         self.head = dense(self.num_classes, pooled, param_dtype=self.param_dtype)
 

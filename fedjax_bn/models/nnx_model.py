@@ -90,14 +90,17 @@ class _NnxModel:
         _fill(net, variables)
         if rngs:
             _reseed(net, rngs["dropout"])
+        # Streams of the call, not of the net, which `_reseed` does not reach.
         if "rngs" in inspect.signature(net).parameters:
             setattr(net, _RNGS, nnx.Rngs(rngs["dropout"] if rngs else 0))
         modes = net.train if train else net.eval
         modes()
+        # A list, because the loop changes the modules that it visits.
         for path, module in list(nnx.iter_graph(net)):
             if isinstance(module, nnx.Module) and callable(module):
                 call = tuple(map(str, path)), STATISTICS in mutable, RECORDED in mutable
                 setattr(module, _PASS, call)
+                # Past nnx's own `__setattr__`, which checks what it stores.
                 object.__setattr__(module, "__class__", _through_handlers(type(module)))
         options = mode_arguments(method or net.__call__, train)
         output = method(net, images, **options) if method else net(images, **options)
@@ -112,6 +115,7 @@ class _NnxModel:
 
     def __getattr__(self, name: str) -> Any:
         """Returns the attribute `features`, `classify` or `classifier_path` of `net`."""
+        # What `models.classifier` looks for; other functions of the net would run outside a pass.
         if name in ("features", "classify", "classifier_path"):
             return getattr(self.net, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -141,6 +145,7 @@ def from_nnx(net: nnx.Module) -> _NnxModel:
                 f"the module {'/'.join(map(str, path))!r} has running statistics and no __call__, "
                 "so that no statistics rule reaches them: use flax.nnx.BatchNorm there"
             )
+    # A copy, so that training the net elsewhere does not change this model.
     return _NnxModel(nnx.merge(*_split(net)))
 
 
@@ -187,6 +192,7 @@ def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
     @wraps(kind.__call__)
     def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         path, _, _ = getattr(self, _PASS)
+        # Only the net has the attribute: its modules get streams from its own code.
         if hasattr(self, _RNGS):
             kwargs = {"rngs": getattr(self, _RNGS)} | kwargs
         kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
@@ -209,6 +215,7 @@ def _normalize(
     valid: jax.Array | None,
 ) -> jax.Array:
     """Normalizes by a statistics rule; stores moved and recorded values if the pass wants them."""
+    # The rule replaces the layer's own computation.
     del function
     path, moving, recording = getattr(module, _PASS)
     scale, bias, gate = (
@@ -276,6 +283,7 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
     }
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
     added = [path for path in values if path not in leaves]
+    # A method adds parameters beside those of a module, as a gate beside a scale.
     owners = {path: modules.get(path[1:-1]) for path in added if path[0] == "params"}
     strange = [path for path in added if not isinstance(owners.get(path), nnx.Module)]
     lacking = [path for path in leaves if path not in values]
@@ -294,6 +302,7 @@ def _reseed(net: nnx.Module, key: jax.Array) -> None:
     for path, stream in list(nnx.iter_graph(net)):
         if isinstance(stream, nnx.RngStream):
             stream_key = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
+            # A vectorized stream has one key for each of its copies.
             shape = stream.key[...].shape
             _set_value(stream.key, jax.random.split(stream_key, shape) if shape else stream_key)
             _set_value(stream.count, jnp.zeros(shape, jnp.uint32))

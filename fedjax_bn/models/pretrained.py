@@ -165,6 +165,7 @@ def _read(source: str | Path, path: Path) -> _Tensors:
             f"there is no file {source} with pretrained weights: give a .safetensors or .pth file, "
             "or a hub id such as timm/resnet18.tv_in1k"
         )
+    # Imported only here: most runs start from scratch or from a file.
     hub = _imported("huggingface_hub", f"fetching {source}")
     name, _, revision = str(source).partition("@")
     try:
@@ -183,6 +184,7 @@ def _read_file(path: Path) -> _Tensors:
     try:
         if safe:
             return module.load_file(path)
+        # weights_only: an unpickler that makes tensors and nothing else.
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # a damaged file may raise any type of exception in the readers

@@ -121,6 +121,7 @@ def from_torch(
         `convert`); the message names it.
     """
     image_shape = image_shape or _usual_shape(model)
+    # Shapes suffice, so that nothing is drawn only to be replaced.
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
     return unflatten_dict(convert(model, state_dict, leaves, image_shape))
@@ -249,6 +250,7 @@ def _check_anchors(model: YOLOv5, anchors: Any) -> None:
     """Raises ValueError if a file's anchors differ from the model's."""
     anchors, model_anchors = np.asarray(anchors, np.float32), _anchors_in_cells(model)
     same_shape = anchors.shape == model_anchors.shape
+    # Published files hold them in half precision.
     if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
         raise ValueError(
             f"{_ANCHORS} are {anchors.tolist()} in cells, but this model's are "

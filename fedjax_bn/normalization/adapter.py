@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.normalization.calls import name_of, spatial_layers
+from fedjax_bn.normalization.calls import network_name, spatial_layers
 from fedjax_bn.normalization.instance import deviations, handed_over
 from fedjax_bn.normalization.layer import (
     Layer,
@@ -64,7 +64,7 @@ def with_adapter(
     layers = spatial_layers(model, variables, images)
     if not layers:
         raise ValueError(
-            f"{name_of(model)} has no batch norm with spatial axes for images "
+            f"{network_name(model)} has no batch norm with spatial axes for images "
             f"{tuple(images.shape)}: train without the adapter"
         )
     dtype = jax.tree.leaves(variables["params"])[0].dtype

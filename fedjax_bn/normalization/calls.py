@@ -132,6 +132,7 @@ def through_handlers(function: Callable, call: Call) -> Callable:
     def inside(handler: _Handler, function: Callable) -> Callable:
         return lambda *args, **kwargs: handler(function, call, args, kwargs)
 
+    # The last first, so that the first context ends up outermost.
     for handler, concerns in reversed(_handlers.get()):
         if concerns(call):
             function = inside(handler, function)
@@ -186,6 +187,7 @@ def spatial_layers(
     def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if is_spatial(x):
             channels[layer.name] = x.shape[-1]
+        # Any statistics do, because only shapes are traced.
         return Statistics(layer.mean, layer.var)
 
     with normalize_with(note):
@@ -204,6 +206,7 @@ def in_forward_order(
     order: dict[str, int] = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        # A module may be called again: its first call counts.
         order.setdefault("/".join(call.path) or ".", len(order))
         return function(*args, **kwargs)
 
@@ -228,12 +231,12 @@ def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]
     return {name: value for name, value in values.items() if name in parameters}
 
 
-def initial_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
+def init_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
     """Returns a model's first collections, of a pass that does not train."""
     return model.init(key, images, **mode_arguments(model.__call__, False))
 
 
-def name_of(model: Any) -> str:
+def network_name(model: Any) -> str:
     """Returns the name of the class of a model without its wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
 

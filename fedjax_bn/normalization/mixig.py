@@ -54,7 +54,7 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     return mixed(instance[0], global_[0]), mixed(instance[1], global_[1])
 
 
-def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
+def uniform_draw(low: float = 0.0, high: float = 1.0) -> Draw:
     """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6)."""
     if low > high:
         raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
@@ -65,7 +65,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
     return draw
 
 
-def constant(u: float) -> Draw:
+def constant_draw(u: float) -> Draw:
     """Uses one u for all channels (FedIG, Table 1): 0 is global, 1 instance, 0.5 their mean."""
     return lambda key, shape, dtype: jnp.full(shape, u, dtype)
 
@@ -75,9 +75,9 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
     The layer's running statistics serve as the global ones, so the model must be applied with the
     received `batch_stats`. A layer without spatial axes normalizes by the batch's own statistics,
-    as in the local pass. Running statistics do not move. `draw` is `uniform()` by default.
+    as in the local pass. Running statistics do not move. `draw` is `uniform_draw()` by default.
     """
-    draw = draw or uniform()
+    draw = draw or uniform_draw()
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
@@ -141,7 +141,7 @@ def choose_mixing(choice: str) -> Mixing:
     6 and 1). `mixstyle` is MixStyle instead (Table 3b). `package.module:function` is the user's own
     function `(key, *, ...) -> StatisticsRule`. Another text raises ValueError.
     """
-    draws: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
+    draws: dict[str, Callable[..., Any]] = {"uniform": uniform_draw, "constant": constant_draw}
     makers = draws | {"mixstyle": mixstyle_statistics}
     make, options = read_choice(f"mixing {brief(choice)}", choice, makers)
     if make in draws.values():

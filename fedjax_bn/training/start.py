@@ -63,7 +63,7 @@ def make_start(
     images = sample_input(experiment.internal, experiment.prepare, 2)
 
     def begin(keys: Keys, fixed: Variables | None) -> FederatedState:
-        variables = calls.initial_variables(model, keys.model, images)
+        variables = calls.init_variables(model, keys.model, images)
         if fixed is not None:
             variables = join(fixed, split_like(variables, fixed)[1])
         full_state = method.init(keys.method, variables, clients)
@@ -170,7 +170,7 @@ def partition_table(experiment: Experiment, state: AnyState, modules: bool = Tru
 def initial_variables(experiment: Experiment, key: jax.Array) -> Variables:
     """Returns the random variables from which all clients start."""
     images = sample_input(experiment.internal, experiment.prepare, 2)
-    return calls.initial_variables(experiment.model, key, images)
+    return calls.init_variables(experiment.model, key, images)
 
 
 def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:

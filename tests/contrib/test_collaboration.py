@@ -11,9 +11,13 @@ import pytest
 
 import federations as fed
 from fedjax_bn.contrib import copa, csac, fedadg
-from fedjax_bn.contrib.csac import RATIOS, calibrated_objective, stage_gaps, stages_brought
+from fedjax_bn.contrib.csac import (
+    calibrated_objective,
+    discrepancy,
+    stage_gaps,
+    stages_brought,
+)
 from fedjax_bn.contrib.fedadg import generated_features, pulled_to_discriminator
-from fedjax_bn.contrib.parts import discrepancy
 from fedjax_bn.engine.weighing import leaf_distances
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
@@ -56,7 +60,7 @@ def test_stages_are_compared_by_attention(x64):
     mine, theirs, valid = normal(2, 4, 6), normal(2, 4, 6, seed=1), np.array([True] * 3 + [False])
     energy = np.einsum("ibd,jbd->ij", mine[:, :3], theirs[:, :3]) / 3 / np.sqrt(6)
     a = np.exp(energy) / np.exp(energy).sum(1, keepdims=True)
-    measure = jax.jit(functools.partial(discrepancy, ratios=RATIOS))
+    measure = jax.jit(discrepancy)
     gaps = np.asarray([[measure(t, s, valid) for s in theirs] for t in mine])
     ours = jax.jit(stage_gaps)(mine, theirs, valid)
     np.testing.assert_allclose(ours, (a * gaps).sum(), rtol=1e-10)

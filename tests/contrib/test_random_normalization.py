@@ -108,7 +108,7 @@ def test_a_channel_that_is_constant_at_a_client_is_divided_by_1(x64):
     """Images of others have other values there, which a deviation near 0 would make huge."""
     images = np.random.default_rng(0).normal(size=(2, 4, 4, 2))
     own = {"mean": jnp.asarray([0.0, 0.3]), "std": jnp.asarray([2.0, 1e-9]), "count": jnp.ones(())}
-    found = hooks.take({MEASURED: own}, jnp.asarray(images), None)[1].images
+    found = hooks.apply_hooks({MEASURED: own}, jnp.asarray(images), None)[1].images
     np.testing.assert_allclose(found, (images - [0, 0.3]) / [2, 1], rtol=1e-12)
 
 

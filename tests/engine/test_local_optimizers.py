@@ -22,7 +22,7 @@ from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, fedsam, gperxan
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods import fedavg, feddc, fednova, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
-from fedjax_bn.run.experiment.method import _learning_rates
+from fedjax_bn.run.experiment.method import local_optimizer
 from fedjax_bn.sharing import nothing
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
@@ -234,7 +234,7 @@ def test_methods_that_wrap_the_optimizer_pass_the_round_on():
 def test_configured_rates_have_their_closed_form(changes, expected):
     keys = {f"optimizer__{key}": value for key, value in changes.items()}
     config = runs.config(optimizer__learning_rate=0.1, **keys)
-    rates = _learning_rates(config.optimizer, config.rounds)
-    with jax.numpy_dtype_promotion("standard"):  # as `by_round` does
-        ours = [rates(jnp.int32(r)) for r in range(6)]
-    np.testing.assert_allclose(ours, [expected(r) for r in range(6)], rtol=1e-5, atol=1e-8)
+    optimizer, ones = local_optimizer(config), jnp.ones(1)
+    steps = [optimizer.update(ones, optimizer.init(ones), ones, round=r)[0] for r in range(6)]
+    rates = [expected(r) for r in range(6)]
+    np.testing.assert_allclose(-np.ravel(steps), rates, rtol=1e-5, atol=1e-8)

@@ -144,21 +144,10 @@ def test_what_noise_does_not_cover_is_refused(make, said):
         run_rounds(make(gaussian(1.0, 1.0)), variables_of(MODEL), batches_of(SIZES))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (0.0,),
-        (math.nan,),
-        (1.0, -1.0),
-        (math.inf, 1.0),
-        (1.0, 1.0, "both"),
-        (1.0, 1.0, "client", -1),
-    ],
-)
+@pytest.mark.parametrize("arguments", [(0.0,), (math.nan,), (1.0, -1.0), (math.inf, 1.0)])
 def test_a_mechanism_that_is_none_is_refused(arguments):
-    options = dict(zip(("clip", "noise", "at", "seed"), arguments, strict=False))
     with pytest.raises(ValueError, match="gaussian"):
-        gaussian(**options)
+        gaussian(*arguments)
 
 
 def delta_of(eps, deviation):

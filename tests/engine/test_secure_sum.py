@@ -14,7 +14,14 @@ import optax
 import pytest
 
 from federations import OneNorm, assert_close, batches_of, client, in_float64, variables_of
-from fedjax_bn.aggregation import Sums, averaging, conclude, equal_messages, part_of, sum_uploads
+from fedjax_bn.aggregation import (
+    Sums,
+    averaging,
+    conclude,
+    equal_messages,
+    sum_uploads,
+    weighted_part,
+)
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.scaffold import averaging_with_variate
@@ -63,7 +70,7 @@ def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64, make, serv
         uploads.append(method.client(broadcast_of(state), jax.jit(own_of)(state, k), mine, KEY)[1])
         assert int(uploads[-1].size) == size
     # A client weighs its part itself: by its number of samples, which the sum of weights divides.
-    part = jax.jit(lambda weight, upload: part_of(server, weight, upload))
+    part = jax.jit(lambda weight, upload: weighted_part(server, weight, upload))
     parts = [part(float(upload.size), upload) for upload in uploads]
     vectors = list(map(encoded, parts))
     seen = masked(vectors)

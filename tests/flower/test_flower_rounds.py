@@ -83,9 +83,9 @@ def stacked(weigh, personal=FORMS[1], server=SERVER):
     if isinstance(weigh, Weighing):  # robust rules allow no message
 
         def serve(state, uploads):
-            return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
+            return aggregation.server_step(averaging(), weigh, state, uploads._replace(message=()))
     else:
-        serve = partial(aggregation.serve, server, weigh)
+        serve = partial(aggregation.server_step, server, weigh)
     return by_stack(serve, FORMS[0], personal)
 
 

@@ -48,10 +48,10 @@ def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_m
     other, theirs = fed.run_rounds(
         fedbn(NET, SGD), fed.in_float64(start()), fed.batches_of(SIZES), 2
     )
-    ours, masks_ = masks.take(fed.global_variables(state))
+    ours, masks_ = masks.split_masks(fed.global_variables(state))
     fed.assert_close(ours, fed.global_variables(other), rtol=1e-9, atol=1e-12)
     fed.assert_close(
-        masks.take(fed.client_variables(state))[0], fed.client_variables(other), 1e-9, 1e-12
+        masks.split_masks(fed.client_variables(state))[0], fed.client_variables(other), 1e-9, 1e-12
     )
     np.testing.assert_allclose(masks_["features"], np.ones(8), rtol=1e-12)
     np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-9)

@@ -16,7 +16,7 @@ from fedjax_bn.methods.fedig import client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import BatchNorm, batch_instance
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.mixig import constant, mixed_statistics, mixstyle_statistics
+from fedjax_bn.normalization.mixig import constant_draw, mixed_statistics, mixstyle_statistics
 from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()
@@ -85,7 +85,7 @@ def test_the_objective_is_equations_2_to_6(x64, u):
     variables, global_ = start(Tiny())
     batch = batch_of()
     objective = client_agnostic_objective(
-        learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
+        learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant_draw(u))
     )
     received = Received({}, {}, server=global_)
     value, (loss, _) = jax.jit(objective)(variables, batch, received, KEY)

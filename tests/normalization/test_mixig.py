@@ -11,11 +11,11 @@ import norm_nets as nets
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.mixig import (
-    constant,
+    constant_draw,
     mix_statistics,
     mixed_statistics,
     mixstyle_statistics,
-    uniform,
+    uniform_draw,
 )
 
 KEY = jax.random.key(3)
@@ -72,7 +72,7 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
     seen = []
 
     def draw(key, shape, dtype):
-        seen.append(uniform()(key, shape, dtype))
+        seen.append(uniform_draw()(key, shape, dtype))
         return seen[-1]
 
     apply_eagerly(mixed_statistics(KEY, draw), layer, variables, x)
@@ -88,7 +88,7 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
 def test_extrapolated_statistics_stay_finite():
     """u = -0.1 of a sample with a huge deviation would make the mixed one negative."""
     layer, variables, x = layer_and_variables()
-    rule = mixed_statistics(KEY, constant(-0.1))
+    rule = mixed_statistics(KEY, constant_draw(-0.1))
 
     def total(x):
         return apply_eagerly(rule, layer, variables, 1e3 * x).sum()

@@ -113,7 +113,7 @@ def max_pool(
     likewise W, C].
     """
     sides = tuple((low, high) for low, high in padding)
-    pool = pooling.max_pool if on_cpu() else nn.max_pool
+    pool = pooling.shifted_max_pool if on_cpu() else nn.max_pool
     return pool(x, tuple(window), tuple(strides), sides)
 
 

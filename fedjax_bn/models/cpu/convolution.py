@@ -123,6 +123,7 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
         return "transformed"
     if unit and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
+        # Multiplications for a pair of channels; they must repay transforming its kernel.
         saved = prod(outputs) * prod(taps) - tiles * prod(TILE + tap - 1 for tap in taps)
         repays = not few or max(outputs) <= 16 or prod(shapes.kernel[2:]) > _FEW_PAIRS
         if images[0] * saved >= _MIN_SAVED and repays:

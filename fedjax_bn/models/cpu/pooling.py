@@ -16,7 +16,7 @@ from fedjax_bn.models.cpu.direct import Padding, Pair
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
+def shifted_max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
     """Returns the maximum over windows; arguments and result as in `models.cpu.max_pool`."""
     return reduce(jnp.maximum, _elements(x, window, strides, padding))
 
@@ -78,4 +78,4 @@ def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
     return np.where(inside, i[:, None] * window[1] + j, -1).astype(np.int32)
 
 
-max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+shifted_max_pool.defvjp(_max_pool_forward, _max_pool_backward)

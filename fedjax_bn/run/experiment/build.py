@@ -287,7 +287,7 @@ def _check_batch_sizes(experiment: Experiment) -> None:
         return Statistics(layer.mean, layer.var)
 
     model, images = experiment.model, sample_input(internal, experiment.prepare, 1)
-    make_variables = partial(calls.initial_variables, model)
+    make_variables = partial(calls.init_variables, model)
     variables = jax.eval_shape(make_variables, jax.random.key(0), images)
     if sharing.batch_norm_paths(variables):
         passed = partial(forward, model, statistics=refuse_one)

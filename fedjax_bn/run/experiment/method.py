@@ -18,7 +18,7 @@ from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arg
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import Fraction, Magnitude, Rounds, RoundsOr0, Share, Views
 from fedjax_bn.arguments.text import brief, names_in
-from fedjax_bn.client import Load, augmenting, changing, look_up
+from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
 from fedjax_bn.data.pixels import augment, label_augment
@@ -26,11 +26,11 @@ from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import by_round
+from fedjax_bn.local_step import Batch, by_round
 from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.normalization.calls import initial_variables, shapes_of
+from fedjax_bn.normalization.calls import init_variables, shapes_of
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification, segmentation
@@ -418,7 +418,7 @@ def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | N
     name = split_choice(text, MODELS)[0]
     if name in MODELS:  # without a trace, which takes a second for deep networks
         return MASK if name == models.UNet.__name__ else _CLASS
-    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
     if len(shape) == 2 and shape[1] < classes:
         raise ConfigError(
@@ -471,7 +471,7 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     """Returns the function that looks up a batch and augments its images, with boxes or masks."""
     change = choose_augmentation(text, size)
     if change is None:
-        return augmenting(None)
+        return look_up
     moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
     if moved != (kind := _kind_of(internal)):
         remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
@@ -479,4 +479,10 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
             f"config.data.augment={brief(text)} does not suit {internal.name}, whose images have "
             f"{_LABELS[kind]} each: choose {remedy}, or none"
         )
-    return changing(change.change) if moved else augmenting(change)
+
+    def changed(key: jax.Array, batch: Batch) -> Batch:
+        if moved:
+            return change.change(key, batch)
+        return batch | {"image": change(key, batch["image"])}
+
+    return lambda source, batch, key: changed(key, look_up(source, batch, key))

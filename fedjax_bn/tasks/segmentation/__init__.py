@@ -6,14 +6,14 @@ f[B, H, W, 1] for one class, whose probability is the logit's sigmoid. Labels ar
 """
 
 from fedjax_bn.engine.mask_loss import segmentation_loss
-from fedjax_bn.engine.overlap import overlaps, regions_of, score_of
+from fedjax_bn.engine.overlap import dice_and_iou, overlaps, regions_of
 from fedjax_bn.tasks.segmentation.surfaces import hd95_and_assd, surface_distances, surface_scores
 
 __all__ = [
+    "dice_and_iou",
     "hd95_and_assd",
     "overlaps",
     "regions_of",
-    "score_of",
     "segmentation_loss",
     "surface_distances",
     "surface_scores",

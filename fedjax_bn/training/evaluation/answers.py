@@ -24,7 +24,7 @@ from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Rows, Split
 from fedjax_bn.data.label_trees import MASK, SPACING
 from fedjax_bn.engine.mask_loss import as_classes
-from fedjax_bn.engine.overlap import Overlaps, score_of
+from fedjax_bn.engine.overlap import Overlaps, dice_and_iou
 from fedjax_bn.task import Score, Task, confusion
 from fedjax_bn.tasks.segmentation.overlays import Picture
 from fedjax_bn.tasks.segmentation.surfaces import surface_scores, volumes_of
@@ -173,14 +173,14 @@ class MaskAnswers(NamedTuple):
         """Returns volumes or images, their Dice, IoU, HD95 and ASSD f[V, R], and the unit."""
         volumes, masks = _volumes(split), (self.predicted, split.labels)
         far = surface_scores(*masks, 1 + self.overlaps.counts.shape[1], volumes, nested=self.nested)
-        overlap = [of[[samples[0] for samples in volumes]] for of in score_of(self.overlaps)[0]]
+        overlap = [of[[samples[0] for samples in volumes]] for of in dice_and_iou(self.overlaps)[0]]
         unit = "mm" if SPACING in split.labels else "pixels"
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
         """Returns the arrays from which `read_answers` makes a client's `AnsweredMasks`."""
         volumes = _volumes(split)
-        dice = score_of(self.overlaps)[0][0][[samples[0] for samples in volumes]]
+        dice = dice_and_iou(self.overlaps)[0][0][[samples[0] for samples in volumes]]
         arrays, titles = {"dice": dice.astype(np.float32)}, []
         order = np.argsort(-dice.mean(-1), kind="stable").tolist()
         moments = {}  # volume -> moment, each volume once; the best of one volume, not its worst

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.engine.overlap import score_of
+from fedjax_bn.engine.overlap import dice_and_iou
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.segmentation import surface_scores
 from fedjax_bn.training.evaluation.answers import (
@@ -56,7 +56,7 @@ def test_measures_are_means_over_volumes():
     spacing = np.tile(np.float32([3, 1, 0.5]), (6, 1))
     _, answers, split, predicted = some(volume=VOLUME, spacing=spacing)
     found = measures_of({"running": answers}, split)["running"]
-    (dice, iou), weights = score_of(answers.overlaps)
+    (dice, iou), weights = dice_and_iou(answers.overlaps)
     assert found["iou"] == pytest.approx(100 * np.average(iou.mean(-1), weights=weights))
     for number in (1, 2):
         mean = np.average(dice[:, number - 1], weights=weights)
@@ -95,7 +95,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
     found = read_answers(tmp_path)
     assert set(found) == {("a", ""), ("z", "running")}
     one = found["a", ""]
-    dice = score_of(answers.overlaps)[0][0][[0, 3, 5]]
+    dice = dice_and_iou(answers.overlaps)[0][0][[0, 3, 5]]
     np.testing.assert_allclose(one.dice, dice, rtol=1e-6)
     ranked = np.argsort(-dice.mean(-1))
     moments = zip(("best", "median", "worst"), ranked, one.pictures, strict=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.task import segmentation
-from fedjax_bn.tasks.segmentation import overlaps, score_of
+from fedjax_bn.tasks.segmentation import dice_and_iou, overlaps
 
 CLASSES = 4
 
@@ -48,7 +48,7 @@ def test_dice_and_iou_are_those_of_sets_of_pixels_by_volume(seed, nested):
     found = jax.jit(overlaps, static_argnums=3, static_argnames="nested")(
         predicted, label, np.ones(7, bool), CLASSES, nested=nested
     )
-    (dice, iou), weights = score_of(jax.tree.map(np.asarray, found))
+    (dice, iou), weights = dice_and_iou(jax.tree.map(np.asarray, found))
     for number, row in zip((0, 3, 5), expected, strict=True):
         np.testing.assert_allclose((dice[number], iou[number]), row.T, rtol=1e-6)
     np.testing.assert_allclose(weights, [1 / 3] * 3 + [0.5] * 4, rtol=1e-6)
