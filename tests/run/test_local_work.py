@@ -74,7 +74,7 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"client_epochs": ("1", "x", "2")}, "client_epochs=.*'x'.* must be whole numbers above 0"),
         (
             {"optimizer.keep": True, "optimizer.momentum": 0.9, "method": "fednova"},
-            "keep_optimizer=True lets clients keep momentum",
+            "keep_optimizer=True",
         ),
     ],
 )
