@@ -63,7 +63,7 @@ _EPOCHS = Range(
 )
 _PATH = Range("a path, whose ~NAME is a user here", _is_path)
 _FOLDER = Range(
-    "empty for none, or a folder that begins with /, ./, ../ or ~, or a bucket such as gs://NAME",
+    "empty, or a folder that begins with /, ./, ../ or ~, or a bucket such as gs://NAME",
     _is_folder,
 )
 _PATTERNS = Range(
@@ -100,7 +100,9 @@ _KEYS = {
         "own package.module:Class:key=value.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub.", _PATH),
-    "compute_dtype": _name("Type that layers compute in; others are f32.", "float32", "bfloat16"),
+    "compute_dtype": _name(
+        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
+    ),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key((), "Epochs of each client, in order. Empty: local_epochs.", _EPOCHS),
@@ -168,8 +170,10 @@ _KEYS = {
     "participation.draw": _name("Chances of clients: equal, or by samples.", "uniform", "by_size"),
     "participation.trace": _key("", "File that says which clients are available when.", _PATH),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
-    "privacy.clip": _key(0.0, "Norm to which an update is clipped. 0: none.", AtLeast0),
-    "privacy.noise": _key(0.0, "Deviation of noise on updates over privacy.clip.", AtLeast0),
+    "privacy.clip": _key(
+        0.0, "Norm to which updates are clipped (docs/privacy.md). 0: none.", AtLeast0
+    ),
+    "privacy.noise": _key(0.0, "Deviation of noise on shared leaves over privacy.clip.", AtLeast0),
     "privacy.at": _name("Who adds noise, to the sum or to each update.", "server", "client"),
     "privacy.seed": _key(
         None,
