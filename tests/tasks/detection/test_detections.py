@@ -160,16 +160,6 @@ def test_only_the_best_hundred_of_a_class_and_image_count():
     assert mean_average_precision(some, limit=160) > 0
 
 
-def test_perfect_detections_score_100_and_none_score_0():
-    some = found(0)
-    perfect = some._replace(
-        boxes=some.true_boxes, classes=some.true_classes, scores=np.ones(some.true_classes.shape)
-    )
-    np.testing.assert_allclose(mean_average_precision(perfect, THRESHOLDS), 100)
-    assert mean_average_precision(some._replace(classes=np.full_like(some.classes, -1))) == 0
-    assert np.isnan(mean_average_precision(some._replace(true_classes=some.true_classes * 0 - 1)))
-
-
 def kept_of(some, size):
     """Images as batches of what the task keeps; the last batch is padded with images of class 0."""
     count = -(-len(some.boxes) // size)
