@@ -2,17 +2,14 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
-from types import SimpleNamespace
+from contextlib import closing
 from typing import Any, TypeVar
 
 from fedjax_bn.arguments.text import shown
 
 _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
-WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
 def first_few(culprits: Sequence[str], limit: int = 10) -> str:
@@ -21,13 +18,14 @@ def first_few(culprits: Sequence[str], limit: int = 10) -> str:
     return ", ".join(map(shown, culprits[:limit])) + others_note
 
 
-def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:
-    """Returns a progress bar on a terminal, else a printer of lines; both have `update(count)`."""
-    if progress and not sys.stderr.isatty():
-        return _in_lines(total, description)
+def progress_bar(total: int, description: str, progress: bool) -> Any:
+    """Returns tqdm's bar with `update(count)`, drawn on stderr if there is `progress`."""
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=description, unit="image", disable=not progress)
+    # A file gets a line every ten seconds, a terminal ten a second.
+    wait = 0.1 if sys.stderr.isatty() else 10.0
+    disable = not progress
+    return tqdm(total=total, desc=description, unit="image", mininterval=wait, disable=disable)
 
 
 def in_threads(
@@ -53,18 +51,3 @@ def in_threads(
         for results in pieces:
             bar.update(len(results))
             yield from results
-
-
-@contextmanager
-def _in_lines(total: int, description: str) -> Iterator[SimpleNamespace]:
-    """Prints to stderr how many images are done, every ten seconds and at the end."""
-    done, printed_at = 0, time.monotonic()
-
-    def update(count: int) -> None:
-        nonlocal done, printed_at
-        done += count
-        if done == total or time.monotonic() - printed_at >= WAIT:
-            printed_at = time.monotonic()
-            print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
-
-    yield SimpleNamespace(update=update)

@@ -5,7 +5,7 @@ domains whole, splits the others into training, validation and test samples, and
 clients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +17,11 @@ from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+_PART_NAMES = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation"), VALIDATION),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
 
 
 class Pool(NamedTuple):
@@ -103,3 +108,9 @@ def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
 def parts_of(sizes: dict[str, int]) -> np.ndarray:
     """Returns i8[N]: TRAIN, VALIDATION or TEST for consecutive parts of these sizes."""
     return np.repeat(np.array([PARTS[part] for part in sizes], np.int8), list(sizes.values()))
+
+
+def part_in(names: Sequence[str]) -> int | None:
+    """Returns the part that the names give, such as "train2017" or "val"; the last one wins."""
+    plain = [name.lower().rstrip("0123456789_-") for name in names]
+    return next((_PART_NAMES[name] for name in reversed(plain) if name in _PART_NAMES), None)

@@ -91,7 +91,7 @@ def test_stride_chooses_among_the_same_windows(folder):
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e6 / 3])
-def test_a_region_that_does_not_vary_correlates_0_and_is_noted(folder, value):
+def test_a_region_that_does_not_vary_correlates_0(folder, value):
     series = series_of("UM_1_4")
     series[:, 2] = value
     write_series(file_of(folder, "UM_1_4"), series)
@@ -101,12 +101,9 @@ def test_a_region_that_does_not_vary_correlates_0_and_is_noted(folder, value):
     touched = (pairs == 2).any(0)
     assert (images[:, touched] == 0).all()
     assert (images[:, ~touched] != 0).all()
-    assert len(source.notes) == 1
-    assert "1 subjects have regions that do not vary" in source.notes[0]
-    assert "UM_1_4 (1)" in source.notes[0]
 
 
-def test_a_cache_gives_the_same_samples_and_notes_and_is_reused(folder, tmp_path):
+def test_a_cache_gives_the_same_samples_and_is_reused(folder, tmp_path):
     series = series_of("NYU_2")
     series[:, 1] = 3
     write_series(file_of(folder, "NYU_2"), series)
@@ -116,7 +113,6 @@ def test_a_cache_gives_the_same_samples_and_notes_and_is_reused(folder, tmp_path
     kept = sorted((tmp_path / "cache").glob("*.npy"))
     assert len(kept) == 2
     for source in (made, again):
-        assert source.notes == plain.notes
         assert source.key == plain.key
         for a, b in zip(source.pools, plain.pools, strict=True):
             assert isinstance(a.images, np.memmap)
@@ -180,7 +176,6 @@ def test_sites_are_taken_in_the_order_given_and_other_files_are_no_series(folder
     for sites in (("UM_1", "NYU"), ["UM_1"]):
         source = abide.load_abide(folder, sites=sites)
         assert [pool.name for pool in source.pools] == list(sites)
-        assert source.notes == ("abide: 1 subjects of the phenotypic table have no series here",)
 
 
 def test_a_second_table_atlas_or_pipeline_is_an_error(folder):

@@ -1,7 +1,6 @@
 """Camelyon17 from a tiny folder in WILDS' form."""
 
 import csv
-import re
 from pathlib import Path
 
 import numpy as np
@@ -66,19 +65,6 @@ def test_hospitals_are_domains_with_wilds_parts_and_every_patch_keeps_its_row(fo
     divided = [TRAIN, TRAIN, TRAIN, VALIDATION]
     parts = [pool.parts.tolist() for pool in source.pools]
     assert parts == [divided * 2, [VALIDATION] * 4, [TEST] * 4, divided, divided]
-
-
-def test_images_are_resized_and_kept_in_the_cache(folder, tmp_path):
-    first = load(folder, image_size=32, cache=tmp_path / "cache").pools[0].images
-    assert first.shape == (8, 32, 32, 3)
-    assert isinstance(first, np.memmap)
-
-
-def test_patients_without_leading_zeros_are_the_same_patients(folder):
-    names = load(folder).pools[0].names
-    text = (folder / "metadata.csv").read_text()
-    (folder / "metadata.csv").write_text(re.sub(r"(?m)^(\d+),0+(\d+),", r"\1,\2,", text))
-    assert load(folder).pools[0].names[0] == names[0]
 
 
 def test_missing_and_unreadable_patches_and_tables_are_named(folder, tmp_path):

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data.pixels import cache as cache_module
 from fedjax_bn.data.pixels.decode import decode, open_image
 
 RNG = np.random.default_rng(0)
@@ -73,11 +72,10 @@ def test_pixels_are_pillows_in_the_order_of_the_files(tmp_path, cached):
         ("1", "a.png"),
     ],
 )
-def test_other_modes_are_converted_and_counted(tmp_path, mode, name):
+def test_other_modes_are_converted(tmp_path, mode, name):
     files = [write_image(tmp_path / str(k) / name, mode) for k in range(2)]
     files.append(write_image(tmp_path / "plain.png"))
-    images, notes = decode(files, 8, root=tmp_path, progress=False)
-    assert notes == (f"images converted to RGB: 2 from {mode}",)
+    images, _ = decode(files, 8, root=tmp_path, progress=False)
     np.testing.assert_array_equal(images[1], pillow(files[1], 8))
 
 
@@ -112,15 +110,11 @@ def count_reads(monkeypatch) -> list[bytes]:
     return seen
 
 
-def test_the_cache_is_reused_with_its_notes_also_when_the_files_have_moved(
-    tmp_path, files, monkeypatch
-):
-    files.append(write_image(files[0].parent / "grey.png", "L"))
-    first, notes = load(files, cache=tmp_path / "cache")
+def test_the_cache_is_reused_also_when_the_files_have_moved(tmp_path, files, monkeypatch):
+    first, _ = load(files, cache=tmp_path / "cache")
     seen = count_reads(monkeypatch)
-    again, notes_again = load(files, cache=tmp_path / "cache")
+    again, _ = load(files, cache=tmp_path / "cache")
     np.testing.assert_array_equal(again, first)
-    assert notes_again == notes == ("images converted to RGB: 1 from L",)
     shutil.move(tmp_path / "set", tmp_path / "elsewhere" / "set")
     load([tmp_path / "elsewhere" / "set" / file.name for file in files], cache=tmp_path / "cache")
     assert seen == []
@@ -155,26 +149,6 @@ def test_a_cache_that_is_cut_off_is_made_again(tmp_path, files, size):
     path.write_bytes(path.read_bytes()[:size])
     np.testing.assert_array_equal(load(files, cache=tmp_path / "cache")[0], expected)
     np.testing.assert_array_equal(np.load(path), expected)
-
-
-def test_rows_written_in_order_or_at_their_place_are_kept(tmp_path):
-    rows = np.random.default_rng(0).integers(0, 256, (7, 5), np.uint8)
-
-    def in_order(write):
-        write(rows[:4])
-        write(rows[4:])
-        return ("a note",)
-
-    def placed(write):
-        for start, stop in ((3, 7), (0, 1), (1, 3)):
-            write(rows[start:stop][:, ::-1][:, ::-1], start)
-        return ("a note",)
-
-    for name, make in (("a", in_order), ("rows/of ../any", placed)) * 2:
-        array, notes = cache_module.cached_array(tmp_path, name, rows.shape, make)
-        np.testing.assert_array_equal(array, rows)
-        assert notes == ("a note",)
-    assert {path.parent for path in tmp_path.rglob("*.npy")} == {tmp_path}
 
 
 @contextmanager

@@ -117,9 +117,9 @@ def classes(*values, names=(), owners=None):
     ],
 )
 def test_values_become_classes(domains, names, expected, note):
-    found, table, notes = classes(*domains, names=names)
+    found, table, about = classes(*domains, names=names)
     assert {value: int(table[value]) for value in expected} == expected
-    assert note in notes[0]
+    assert note in about
     assert len(found) == 1 + max(n for n in expected.values() if n != UNLABELLED)
     assert not names or found == tuple(name.partition("=")[0] for name in names)
 
@@ -148,9 +148,3 @@ def test_255_is_unlabelled_in_a_domain_that_has_it_beside_a_class():
     with pytest.raises(ValueError, match=r"1\.png"):
         classes({0, 1}, {0, 255}, owners=["a", "a"])
     assert classes({0, 1, 255}, {0, 255}, owners=["a", "a"])[1][255] == UNLABELLED
-
-
-def test_classes_that_a_domain_never_shows_are_noted():
-    shown = {0, 1}, {0, 2}, {0, 1}, {0, 2}, {0, 1}
-    (_, note) = classes(*shown, names=("background", "disc", "cup"), owners=list("aabcc"))[2]
-    assert note.endswith(": b (cup)")

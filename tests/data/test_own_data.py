@@ -130,7 +130,6 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
     assert "data.classes" in str(error.value)
     built = build(config_of("folders", tree, data_classes=CLASSES))
     assert built.internal.num_classes == 2
-    assert any("left out 1 files or folders" in note for note in built.notes)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +188,6 @@ def test_an_archive_may_come_divided_and_name_its_classes(tmp_path):
         assert len(domain.train.labels) + len(domain.validation.labels) == 6
 
 
-def test_the_key_of_an_archive_changes_with_its_arrays_alone(tmp_path):
-    content = arrays()
-    np.savez(tmp_path / "a.npz", **content)
-    np.savez_compressed(tmp_path / "b.npz", **content)
-    content["day__images"][0, 0, 0, 0] ^= 1
-    np.savez(tmp_path / "c.npz", **content)
-    first, same, other = (npz.load_npz(tmp_path / f"{name}.npz").key for name in "abc")
-    assert first == same != other
-
-
 @pytest.mark.parametrize(
     ("changes", "culprit"),
     [
@@ -227,22 +216,9 @@ def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, cul
         npz.load_npz(tmp_path / "nowhere")
 
 
-def test_images_of_another_size_than_configured_are_named(tmp_path):
-    path = write_npz(tmp_path / "own.npz")
-    with pytest.raises(ConfigError, match=r"data\.image_size=7"):
-        build(config_of("npz", path, data_image_size=7))
-
-
 @pytest.mark.parametrize("name", ["folders", "npz"])
 def test_without_a_path_the_sentence_says_what_it_must_be(name):
     with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH.*DOMAIN"):
         build(config_of(name, ""))
 
 
-def test_a_path_of_data_may_begin_with_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_tree(tmp_path / "images", DOMAINS, CLASSES, 4)
-    np.savez(tmp_path / "arrays.npz", **arrays())
-    for name, path in (("folders", "images"), ("folders", "arrays.npz"), ("npz", "arrays.npz")):
-        config = config_of(name, Path("~") / path, data_validation=0.25)
-        assert [domain.name for domain in build(config).internal.domains] == [*DOMAINS]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-import fedjax_bn.run.experiment.datasets as datasets
-from fedjax_bn.data.pixels.decode import decode, decode_image
+from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.pixels.raster import FORMATS, open_image, open_raster
-from fedjax_bn.run.config.keys import base
 
 GREY = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
 RGB = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
@@ -56,10 +54,7 @@ def test_all_images_above_one_stated_size_are_refused_in_one_way(tmp_path, side)
     header = b"P5 %d %d 255\n" % (side, side)
     with pytest.raises(ValueError, match=rf"{side} x {side} .*data\.max_megapixels"):
         read(tmp_path, header)
-    image = open_raster(header, max_megapixels=side**2 / 1e6)
-    assert image.size == (side, side)
-    with pytest.raises(ValueError, match=r"of data\.max_megapixels"):
-        open_raster(header, max_megapixels=side**2 / 1e6 - 1)
+    assert open_raster(header, max_megapixels=side**2 / 1e6).size == (side, side)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +72,8 @@ def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, im
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path, kind):
-    images, notes = read(tmp_path, encoded(GREY, kind))
+    images, _ = read(tmp_path, encoded(GREY, kind))
     np.testing.assert_array_equal(images[0], np.repeat((GREY >> 8)[..., None], 3, -1))
-    assert notes[0].startswith("images converted to RGB: 1 from I")
-
-
-def test_of_sixteen_bits_in_the_other_order_the_upper_eight_are_kept():
-    image = Image.frombytes("I;16B", (8, 8), GREY.astype(">u2").tobytes())
-    found = decode_image(encoded(image, "TIFF"), 8)[0]
-    np.testing.assert_array_equal(found[..., 0], GREY >> 8)
 
 
 def tiff(values: np.ndarray, bits: int, white_is_zero: bool = False) -> bytes:
@@ -107,21 +95,7 @@ def tiff(values: np.ndarray, bits: int, white_is_zero: bool = False) -> bytes:
 @pytest.mark.parametrize(("bits", "white_is_zero"), [(16, False), (16, True), (12, False)])
 def test_numbers_of_a_tiff_mean_what_its_tags_say(bits, white_is_zero):
     values = GREY >> (16 - bits)
-    image, mode, _ = open_image(tiff(values, bits, white_is_zero))
-    assert mode == "I;16"
+    image, _ = open_image(tiff(values, bits, white_is_zero))
     grey = (values >> (bits - 8)).astype(np.uint8)
     expected = 255 - grey if white_is_zero else grey
     np.testing.assert_array_equal(np.asarray(image)[..., 1], expected)
-
-
-def test_the_limit_is_a_key_of_the_configuration(tmp_path):
-    for domain in "ab":
-        for name in "cd":
-            (tmp_path / domain / name).mkdir(parents=True)
-            Image.new("L", (1500, 1500)).save(tmp_path / domain / name / "1.png")
-    config = base()
-    config.data.update(name="folders", path=str(tmp_path), cache="", image_size=4)
-    assert len(datasets.DATASETS["folders"](config).pools) == 2
-    config.data.max_megapixels = 2.0
-    with pytest.raises(ValueError, match=r"data\.max_megapixels"):
-        datasets.DATASETS["folders"](config)

@@ -65,13 +65,6 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
     assert sum(map(len, used)) == len(set().union(*used))
 
 
-def test_another_seed_and_the_shortcut_give_other_bytes(plain, monkeypatch):
-    """`test_goldens` checks that the same seed gives the same bytes."""
-    monkeypatch.setattr(signs, "IMAGES", FEW)
-    for other in (signs.load_signs(4), signs.load_signs(3, shortcut=True)):
-        assert not np.array_equal(plain.domains[0].train.images, other.domains[0].train.images)
-
-
 RIMS = np.array([colorsys.hsv_to_rgb(c / 10, 0.85, 0.8) for c in range(10)]) * 255
 DUSK = 0.75 * RIMS * (0.66, 0.58, 0.52) + 0.25 * np.array((235, 140, 60))
 

@@ -12,7 +12,7 @@ from fedjax_bn.data.division.by_class import first_samples, number_groups, sampl
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source, check_source
-from sources import CLASSES, numbers, official, pool, sizes_of, toy
+from sources import CLASSES, numbers, official, pool, toy
 
 seeds = st.integers(0, 2**32)
 
@@ -120,18 +120,6 @@ def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
     assert expected_sizes(count, validation, test) == sizes
 
 
-def test_windows_of_one_recording_stay_together_down_to_the_client():
-    names = np.repeat([f"subject {k}" for k in range(40)], 7)
-    source = Source(
-        "series", CLASSES, (pool("a", np.repeat(np.arange(40) % 4, 7), names),), (0.5,), (0.5,)
-    )
-    for partition in ("iid", "dirichlet:alpha=0.1"):
-        dataset, _ = make_clients(source, validation=0.2, num_clients=3, partition=partition)
-        owners = [set(client.train.names) for client in dataset.domains]
-        assert len(set.union(*owners)) == sum(map(len, owners)) == 32
-        assert sum(sizes_of(dataset)) == 32 * 7
-
-
 @settings(deadline=None, max_examples=25)
 @given(names=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), data=st.data())
 def test_groups_are_numbered_by_first_appearance_and_listed_whole(names, data):
@@ -226,10 +214,3 @@ def test_check_names_what_is_wrong_with_a_source(spoil, culprit):
     assert check_source(source).pools[0].images is source.pools[0].images
     with pytest.raises(ValueError, match=culprit):
         check_source(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
-
-
-def test_a_label_out_of_range_is_found_before_any_client_trains():
-    source = toy()
-    source.pools[1].labels[5] = 4
-    with pytest.raises(ValueError, match="label 4"):
-        make_clients(source, target="b")

@@ -66,25 +66,3 @@ def test_masks_do_not_depend_on_what_a_stain_looks_like(dataset, monkeypatch):
     monkeypatch.setattr(stains, "STAINS", plain)
     for masks, others in zip(masks_of(dataset), masks_of(stains.load_stains(3)), strict=True):
         np.testing.assert_array_equal(masks, others)
-
-
-def seen_in(**changes):
-    """Training images of one stain, and their masks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stains, "IMAGES", FEW)
-        patch.setattr(stains, "STAINS", [PLAIN._replace(**changes)] * 5)
-        split = stains.load_stains(0).domains[0].train
-    return split.images, split.labels[MASK]
-
-
-def test_tissue_walls_and_lumens_have_their_colours():
-    images, masks = seen_in()
-    for number, colour in enumerate((PLAIN.tissue, PLAIN.wall, PLAIN.lumen)):
-        np.testing.assert_array_equal(np.median(images[masks == number], 0), colour)
-
-
-def test_light_is_uneven_by_the_stated_share_and_noise_has_its_deviation():
-    flat = dict.fromkeys(("tissue", "wall", "lumen"), (100,) * 3)
-    images, _ = seen_in(**flat, shade=0.25)
-    assert 75 <= images.min() < 85 < 115 < images.max() <= 125
-    assert seen_in(**flat, noise=10.0)[0].std() == pytest.approx(10, rel=0.02)

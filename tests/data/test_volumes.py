@@ -193,17 +193,6 @@ def test_a_window_gives_tissue_its_greys_beside_padding(tmp_path):
     assert source.key != whole.key
 
 
-def test_a_second_reading_comes_from_the_cache_and_a_changed_file_does_not(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    pool, _ = read_one(tmp_path / "data", cache=cache)
-    stored = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
-    again, _ = read_one(tmp_path / "data", cache=cache)
-    assert np.array_equal(again.images, pool.images)
-    assert {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")} == stored
-    changed, _ = read_one(tmp_path / "data", image=scans.voxels(5), cache=cache)
-    assert not np.array_equal(changed.images, pool.images)
-
-
 def cut_off(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -247,47 +236,6 @@ def test_a_file_that_is_not_right_is_named_in_one_line(tmp_path, file, array, da
     with pytest.raises(ValueError, match=f"{file}.*{reason}") as error:
         source_of(place["a"], place["b"], CLASSES, crop=11)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("almost", [0.9999999, 1.0004])
-def test_labels_that_resampling_changed_a_little_are_those_labels(tmp_path, almost):
-    labels = scans.mask(labels=(1, 1))
-    image = saved(tmp_path / "a.nii", scans.voxels())
-    changed = saved(tmp_path / "b.nii", labels.astype(np.float32) * np.float32(almost))
-    pools = [
-        source_of(image, mask).pools[0] for mask in (changed, saved(tmp_path / "c.nii", labels))
-    ]
-    np.testing.assert_array_equal(pools[0].labels[MASK], pools[1].labels[MASK])
-
-
-def test_a_flipped_bit_is_found_by_the_checksum_or_changes_nothing(tmp_path):
-    path = saved(tmp_path / "a.nii.gz", scans.voxels())
-    content, expected = path.read_bytes(), slices_of(path, Slices(16))
-    refused = harmless = 0
-    for bit in np.random.default_rng(0).choice(8 * len(content), 100, replace=False):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        path.write_bytes(damaged)
-        try:
-            found = slices_of(path, Slices(16))
-        except ValueError as error:
-            refused += str(path) in str(error)
-        else:
-            np.testing.assert_array_equal(found, expected)
-            harmless += 1
-    assert refused + harmless == 100
-    assert refused > 90
-
-
-def test_voxels_are_read_and_not_mapped(tmp_path, monkeypatch):
-    """A mapped file that another program cuts while it is read ends the process by SIGBUS."""
-
-    def refuse(*_, **__):
-        raise AssertionError("mapped")
-
-    image, mask = saved(tmp_path / "a.nii", scans.voxels()), saved(tmp_path / "b.nii", scans.mask())
-    monkeypatch.setattr("mmap.mmap", refuse)
-    assert len(source_of(image, mask).pools[0].images) == DEPTH
 
 
 def test_without_nibabel_the_error_names_the_extra(tmp_path, monkeypatch):

@@ -26,9 +26,9 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import files_below, is_image
+from fedjax_bn.data.source import part_in
 
 WHERE = (
     "data.path must hold images with boxes, or a folder of such for each domain that data.domains "
@@ -41,7 +41,6 @@ _Files = list[tuple[Path, Path | None]]  # images, each with its text file
 class _Box(NamedTuple):
     """A box as written in the labels."""
 
-    row: int  # of the labels, counted from 1
     label: str  # the name of its class
     corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
     crowd: bool = False  # whether the box holds a group of objects, see `label_trees`
@@ -51,25 +50,23 @@ class Labelled(NamedTuple):
     """An image and its boxes."""
 
     file: Path
-    place: str  # the file of its labels, and the place in it; messages begin with it
     boxes: Sequence[_Box] = ()  # of all classes, as written in the labels
     size: tuple[int, int] | None = None  # width and height, if the labels state them
     part: int | None = None  # TRAIN, VALIDATION or TEST, if names state it
 
 
 def read_labels(
-    root: Path, folders: Mapping[str, Path], slips: Slips
+    root: Path, folders: Mapping[str, Path]
 ) -> tuple[list[str], dict[str, list[Labelled]], bool]:
     """Returns the names of all classes, domain -> its images, and whether boxes are in pixels.
 
     Otherwise boxes are in shares of their image. The domains have one form, and `root` around them
-    may name the classes. `slips` counts images without a text file. A ValueError names a file that
-    is damaged or not in the form.
+    may name the classes. A ValueError names a file that is damaged or not in the form.
     """
     yolo = {domain: _yolo_files(folder) for domain, folder in folders.items()}
     coco = {domain: _coco_files(folders[domain]) for domain in folders if not yolo[domain]}
     if not coco:
-        return *_read_yolo(root, folders, yolo, slips), False
+        return *_read_yolo(root, folders, yolo), False
     empty = [domain for domain, files in coco.items() if not files]
     if empty or len(coco) < len(folders):
         raise ValueError(
@@ -99,7 +96,7 @@ def _yolo_files(folder: Path) -> _Files:
 
 
 def _read_yolo(
-    root: Path, folders: Mapping[str, Path], files: Mapping[str, _Files], slips: Slips
+    root: Path, folders: Mapping[str, Path], files: Mapping[str, _Files]
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
     """Returns the names of all classes, and domain -> its images, with boxes in shares."""
     classes = _class_names([root, *folders.values()])
@@ -108,9 +105,8 @@ def _read_yolo(
         domains[domain] = []
         for image, label_file in pairs:
             boxes = _read_boxes(label_file, classes) if label_file else []
-            slips.add("images without a text file, which have no boxes", count=not label_file)
-            part = part_of(image.relative_to(folders[domain]).parts[:-1])
-            domains[domain].append(Labelled(image, str(label_file or image), boxes, part=part))
+            part = part_in(image.relative_to(folders[domain]).parts[:-1])
+            domains[domain].append(Labelled(image, boxes, part=part))
     if classes:
         return classes, domains
     # If no file names the classes, the greatest number shows how many there are.
@@ -157,7 +153,7 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[_Box]:
                 (x, width), (y, height) = across, down
                 across, down = [x - width / 2, x + width / 2], [y - height / 2, y + height / 2]
             corners = min(across), min(down), max(across), max(down)
-            boxes.append(_Box(row, classes[int(label)] if classes else f"{label:.0f}", corners))
+            boxes.append(_Box(classes[int(label)] if classes else f"{label:.0f}", corners))
     return boxes
 
 
@@ -184,12 +180,10 @@ def _read_coco(paths: Sequence[Path], folder: Path) -> tuple[list[str], list[Lab
             boxes: dict[Any, list[_Box]] = {row["id"]: [] for row in content["images"]}
             if len(boxes) < len(content["images"]) or len(categories) < len(content["categories"]):
                 raise ValueError("two images or two categories have one id")
-            for number, row in enumerate(content["annotations"], 1):
+            for row in content["annotations"]:
                 x, y, width, height = map(float, row["bbox"])
                 label, corners = categories[row["category_id"]], (x, y, x + width, y + height)
-                boxes[row["image_id"]].append(
-                    _Box(number, label, corners, bool(row.get("iscrowd")))
-                )
+                boxes[row["image_id"]].append(_Box(label, corners, bool(row.get("iscrowd"))))
             labelled += _images_in(path, folder, content["images"], boxes)
         classes |= dict.fromkeys(categories.values())
     return list(classes), labelled
@@ -201,7 +195,7 @@ def _images_in(
     """Returns the images of one file of COCO with their boxes."""
     # A file's folders and the words of its name may both name a part.
     words = path.stem.split("_")
-    part = part_of([*path.relative_to(folder).parts[:-1], *words])
+    part = part_in([*path.relative_to(folder).parts[:-1], *words])
     names = [PurePosixPath(row["file_name"]) for row in rows]  # COCO writes / on every system
     if outside := [str(name) for name in names if name.is_absolute() or ".." in name.parts]:
         raise ValueError(f"'file_name' {outside[0]!r} leads out of the folder")
@@ -212,7 +206,6 @@ def _images_in(
     return [
         Labelled(
             base / name,
-            f"{path}, annotations",
             boxes[row["id"]],
             (row["width"], row["height"]) if {"width", "height"} <= set(row) else None,
             part,

@@ -12,6 +12,7 @@ Boxes refer to the image as viewers show it, turned upright by its EXIF, or, wit
 these two frames, the boxes are turned from that frame into the used one.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.boxes.box_files import WHERE, Labelled, read_labels
-from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
@@ -33,15 +33,13 @@ from fedjax_bn.data.pixels.raster import (
     turned_by_pillow,
 )
 from fedjax_bn.data.sets.folders import is_image, subfolders
-from fedjax_bn.data.source import TRAIN, Pool, Source, check_source
+from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
 
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
-_NO_SPLIT = "domains whose files name a part (train, val) of some images only, which is not used"
-_TURNED = "images whose labels state the size without EXIF's turn, and whose boxes are turned"
 
 
 def load_boxes(
@@ -70,9 +68,9 @@ def load_boxes(
       max_boxes: of an image; an image with more keeps its largest.
       cache, progress, max_megapixels, orientation: see `pixels.decode`.
     """
-    root, slips = Path(path or "PATH"), Slips()
+    root = Path(path or "PATH")
     folders = _domain_folders(root, domains)
-    named_classes, labelled, in_pixels = read_labels(root, folders, slips)
+    named_classes, labelled, in_pixels = read_labels(root, folders)
     if absent := [label for label in classes if label not in named_classes]:
         raise ValueError(
             f"data.classes names {first_few(absent)}, but {root} has {first_few(named_classes)}"
@@ -89,9 +87,9 @@ def load_boxes(
     images, converted = decode(
         files, image_size, root=root, progress=progress, letterbox=True, **options
     )
-    placed = []
+    placed, counted = [], Counter()  # what is changed or left out, and how often
     for row, frame in zip(rows, _frames_of(files, root, **options).tolist(), strict=True):
-        corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, slips)
+        corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, counted)
         placed.append((to_square(corners, *frame[:2], image_size), numbers_of_boxes))
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
     boxes = np.zeros((len(placed), longest, 4), np.float32)
@@ -105,8 +103,9 @@ def load_boxes(
         CLASS: np.where(sound, box_classes, PADDING),
     }
     counts = (labels[CLASS] >= 0).sum(1)
+    notes = [f"{count} {kind}" for kind, count in counted.items() if count]
     if not counts.any():
-        reason = "; ".join(slips.notes()) or "see its labels"
+        reason = "; ".join(notes) or "see its labels"
         raise ValueError(f"{root} has {len(files)} images, but none with a box: {reason}")
     sample_names = np.array(relative_names(files, root))
     pools, start = [], 0
@@ -115,7 +114,6 @@ def load_boxes(
         parts = [row.part for row in of_domain]
         # A split is official only if it says of every image what it is for.
         is_official = None not in parts and TRAIN in parts
-        slips.add(_NO_SPLIT, domain, count=not is_official and set(parts) != {None})
         pools.append(
             Pool(
                 domain,
@@ -136,7 +134,7 @@ def load_boxes(
             tuple(pools),
             mean=(0.0,) * 3,  # YOLO's detectors read u8/255
             std=(1.0,) * 3,
-            notes=(about, *slips.notes(), *converted),
+            notes=(about, *notes, *converted),
             key=f"letterbox {hash_of_files(files, root, image_size)}",
         )
     )
@@ -148,18 +146,17 @@ def _place(
     numbers: Mapping[str, int],
     in_pixels: bool,
     max_boxes: int,
-    slips: Slips,
+    counted: Counter[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of it, and their classes i32[n]."""
     width, height, tag = frame
     chosen = [box for box in row.boxes if box.label in numbers]
-    slips.add(_OTHER_CLASS, count=len(row.boxes) - len(chosen))
-    slips.add(_CROWDS, count=sum(box.crowd for box in chosen))
+    counted[_OTHER_CLASS] += len(row.boxes) - len(chosen)
+    counted[_CROWDS] += sum(box.crowd for box in chosen)
     corners = np.array([box.corners for box in chosen], np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
     # Only tags above 4 exchange width and height, so only there the size shows the boxes' frame.
     if tag > 4 and width != height and row.size == (height, width):
-        slips.add(_TURNED, row.place)
         top, left, bottom, right = (corners / image[[1, 0, 1, 0]]).T  # rows become columns
         if tag in (6, 7):
             left, right = 1 - right, 1 - left
@@ -171,13 +168,13 @@ def _place(
     inside = np.clip(corners, 0, 1)
     has_area = (inside[:, 2:] > inside[:, :2]).all(1)
     is_cut = (np.abs(inside - corners) * image > _BORDER).any(1) & has_area
-    for kind, culprits in ((_NO_AREA, ~has_area), (_CLIPPED, is_cut)):
-        for k in np.flatnonzero(culprits):
-            slips.add(kind, f"{row.place}, row {chosen[k].row}")
+    counted[_NO_AREA] += int((~has_area).sum())
+    counted[_CLIPPED] += int(is_cut.sum())
     index = np.flatnonzero(has_area)
     if len(index) > max_boxes:
-        left_out = f"boxes left out, the smallest of images with more than {max_boxes}"
-        slips.add(left_out, str(row.file), len(index) - max_boxes)
+        counted[f"boxes left out, the smallest of images with more than {max_boxes}"] += (
+            len(index) - max_boxes
+        )
         areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
         largest = np.argsort(-areas, kind="stable")[:max_boxes]
         index = index[np.sort(largest)]
@@ -213,7 +210,7 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: those in `root`, or `root` itself if it is one set."""
     folders = {folder.name: folder for folder in subfolders(root)}
     is_set = any(
-        name in ("images", "labels", "annotations") or part_of([name]) is not None
+        name in ("images", "labels", "annotations") or part_in([name]) is not None
         for name in folders
     )
     # So is a folder that itself holds images with labels beside them; a lone picture is none.

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.boxes.labelled import part_of
 from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.label_trees import strata
+from fedjax_bn.data.source import part_in
 
 # Last entries of the path (0, position, USE) of a generator, see `seeds.generator`
 DIVIDING, ORDERING, TRUNCATING = 1, 2, 3
@@ -175,5 +175,5 @@ def _sideless(name: str) -> str:
     """Returns the name of an image with * for sides, without parts and suffix; or as it is."""
     if not _SIDE.search(name):
         return name
-    folders = [part for part in Path(name).with_suffix("").parts if part_of([part]) is None]
+    folders = [part for part in Path(name).with_suffix("").parts if part_in([part]) is None]
     return _SIDE.sub("*", "/".join(folders))

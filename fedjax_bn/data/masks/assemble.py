@@ -23,12 +23,13 @@ import numpy as np
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
-from fedjax_bn.data.pixels.decode import conversion_notes, cut, hash_of_files, number_of_tiles
+from fedjax_bn.data.pixels.decode import cut, hash_of_files, number_of_tiles
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
     UPRIGHT,
     open_image,
     open_raster,
+    orientation_notes,
     size_as_used,
     turn_of,
 )
@@ -109,11 +110,11 @@ def convert_images(squares: ImageSquares) -> Conversion:
             )
         return number_of_tiles(height, width, size) if is_cut else 1, np.array(mask.histogram()) > 0
 
-    def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, tuple[str, int]]:
+    def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, int]:
         from PIL.Image import Resampling
 
         with corruption_named(pair.image):
-            image, mode, tag = open_image(pair.image.read_bytes(), *limits)
+            image, tag = open_image(pair.image.read_bytes(), *limits)
         with corruption_named(pair.mask):
             mask = open_mask(pair.mask.read_bytes(), *limits)
         if is_cut:
@@ -123,10 +124,10 @@ def convert_images(squares: ImageSquares) -> Conversion:
             images = np.asarray(image.resize((size, size), Resampling.BILINEAR))[None]
             # Between classes 1 and 3 there is no class 2, so values are never averaged.
             masks = table[np.asarray(mask.resize((size, size), Resampling.NEAREST))][None]
-        return np.concatenate([images, masks[..., None]], -1), (mode, tag)
+        return np.concatenate([images, masks[..., None]], -1), tag
 
     form = f"{squares.large}-{squares.orientation}-{size}"
-    describe = partial(conversion_notes, orientation=squares.orientation)
+    describe = partial(orientation_notes, orientation=squares.orientation)
     mean, std = IMAGENET
     return Conversion(squares, form, look, convert, describe, is_cut, mean=mean, std=std)
 
@@ -170,7 +171,7 @@ def paired_source(
     # Counts and values of all files come first, because faults show here, before hours of decoding.
     rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 9, progress)
     present = np.unpackbits(np.ascontiguousarray(rows[:, 1:]).view(np.uint8), axis=1).astype(bool)
-    class_names, table, class_notes = classes_of(
+    class_names, table, class_note = classes_of(
         present, owners, [pair.mask for pair in pairs], classes
     )
     counts = rows[:, 0]
@@ -209,7 +210,7 @@ def paired_source(
         pools.append(Pool(domain, stored[rows, ..., :3], domain_labels, names[rows], official))
     sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
     about = f"{len(pairs)} images with masks ({sizes}) as {len(stored)} squares of {size} pixels"
-    notes = (*notes, about, *class_notes, *converted)
+    notes = (*notes, about, class_note, *converted)
     constants, key = (conversion.mean, conversion.std), f"{conversion.form} {digest}"
     return check_source(Source(name, class_names, tuple(pools), *constants, notes, key=key))
 
@@ -262,7 +263,7 @@ def _levels_of(image: Any) -> np.ndarray | None:
 
 def classes_of(
     present: np.ndarray, domains: Sequence[str], files: Sequence[Path], classes: Sequence[str] = ()
-) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
+) -> tuple[tuple[str, ...], np.ndarray, str]:
     """Returns the classes of masks, and the class of each value.
 
     Args:
@@ -273,8 +274,8 @@ def classes_of(
         values if these are not the usual ones above; empty to find their number.
 
     Returns:
-      The names of the classes; u8[256], the class of each value, `UNLABELLED` for other values; and
-      notes on values, and on classes that no mask of a domain shows.
+      The names of the classes; u8[256], the class of each value, `UNLABELLED` for others; and
+      a note on them.
 
     Raises:
       ValueError: a mask has a value that is not a class or may be two, or all masks have the same
@@ -301,8 +302,7 @@ def classes_of(
     table[list(values)] = list(values.values())
     meanings = dict(enumerate(names)) | {UNLABELLED: "without a label"}
     about = ", ".join(f"{value} {meanings[int(table[value])]}" for value in shown)
-    absent = _absent_classes(present, np.array(domains), names, table)
-    return names, table, [f"values of masks and what they are: {about}", *absent]
+    return names, table, f"values of masks and what they are: {about}"
 
 
 def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
@@ -338,15 +338,3 @@ def _usual_values(present: np.ndarray, owners: np.ndarray, count: int) -> dict[i
     beside = owners[present[:, UNLABELLED] & present[:, 1:UNLABELLED].any(1)]
     is_doubtful = (present[:, UNLABELLED] & ~np.isin(owners, beside)).any()
     return values if is_doubtful else values | {UNLABELLED: UNLABELLED}
-
-
-def _absent_classes(
-    present: np.ndarray, owners: np.ndarray, classes: Sequence[str], table: np.ndarray
-) -> list[str]:
-    """Returns a note that names the classes that no mask of a domain shows; else []."""
-    absent = []
-    for domain in dict.fromkeys(owners.tolist()):
-        shown = table[present[owners == domain].any(0)]
-        if names := [name for number, name in enumerate(classes) if number not in shown]:
-            absent.append(f"{domain} ({first_few(names)})")
-    return [f"domains whose masks never show some classes: {first_few(absent)}"] if absent else []

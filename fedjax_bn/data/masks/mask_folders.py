@@ -20,28 +20,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.division.by_class import groups_of
 from fedjax_bn.data.masks.assemble import ImageSquares, Pair, convert_images, paired_source
 from fedjax_bn.data.masks.volumes import AXIAL, Slices, convert_volumes, is_volume
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
-from fedjax_bn.data.source import TRAIN, Source
+from fedjax_bn.data.source import TRAIN, Source, part_in
 
 _WHERE = (
     "it must hold a folder of each domain with one mask for each image, DOMAIN/images/NAME.jpg and "
     "DOMAIN/masks/NAME.png, or files that the patterns of data.pairs fit, such as "
     "images/{}.png,masks/{}_mask.png; data.domains chooses among folders"
 )
-_NO_SPLIT = (
-    "domains whose folders name a part (train, val, test) for some images only, or for no training "
-    "image; they are divided as if no part were named"
-)
-_ALONE = (
-    "images that differ only in a side (L and R, left and right, OD and OS) are in one split, each "
-    "other image is alone: if several are of one patient, set data.groups"
-)
+_ALONE = "images are divided one by one but for sides: if several are of a patient, set data.groups"
 
 
 def load_mask_folders(
@@ -73,13 +64,10 @@ def load_mask_folders(
       Source "masks".
 
     Raises:
-      FileNotFoundError: there is no such folder, or a requested domain is missing.
-      ValueError: a file is damaged, or an image and its mask do not suit each other; the file is
-        named.
-      OSError: the cache cannot be written.
+      FileNotFoundError: a domain's folder is missing; further errors are those of `paired_source`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
-    root, slips, squares = Path(path or "PATH"), Slips(), ImageSquares(image_size, **options)
+    root, squares = Path(path or "PATH"), ImageSquares(image_size, **options)
     pairs_by_domain, notes, scans = {}, [], []
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
@@ -88,18 +76,14 @@ def load_mask_folders(
         matched = _find_pairs(scans or images, folder, pairs)
         names, note = groups_of(name, folder, [image for image, _ in matched], groups)
         notes.append(note)
-        parts = [part_of(image.relative_to(folder).parts[:-1]) for image, _ in matched]
+        parts = [part_in(image.relative_to(folder).parts[:-1]) for image, _ in matched]
         # A split is official only if it says of every image what it is for.
         if None in parts or TRAIN not in parts:
-            slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        used = {file for pair in matched for file in pair}
-        for file in relative_names([f for f in (*images, *scans) if f not in used], root):
-            slips.add("files that are neither images nor masks left out", file)
         pairs_by_domain[name] = [
             Pair(*pair, name, part) for pair, name, part in zip(matched, names, parts, strict=True)
         ]
-    notes += [*slips.notes(), *([] if groups else [_ALONE])]
+    notes += [] if groups else [_ALONE]
     conversion = convert_images(squares)
     if scans:
         storage = {"cache": squares.cache, "progress": squares.progress}
@@ -111,7 +95,7 @@ def load_mask_folders(
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one."""
     folders = {folder.name: folder for folder in subfolders(root)} if root.is_dir() else {}
-    has_only_parts = all(part_of([name]) is not None for name in folders)
+    has_only_parts = all(part_in([name]) is not None for name in folders)
     if folders and (has_only_parts or {"images", "masks"} & {name.lower() for name in folders}):
         for domain in [inner for part in folders.values() for inner in subfolders(part)]:
             # Else the domains inside of parts would silently become one.

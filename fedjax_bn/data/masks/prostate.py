@@ -79,11 +79,7 @@ def load_prostate(
       With a protocol, its parts are the official ones.
 
     Raises:
-      FileNotFoundError: a folder is missing, or a site is unknown.
-      ImportError: nibabel is not installed.
-      ValueError: a volume or a mask is missing, or a file is not right, see
-        `assemble.paired_source`.
-      OSError: the cache cannot be written.
+      FileNotFoundError: a site's folder is missing; further errors are those of `paired_source`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
     about = ("prostate", "prostate MRI", "T2 slices of six sites")

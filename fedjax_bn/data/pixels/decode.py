@@ -7,7 +7,6 @@ detectors. Training and testing use the same stored images, so small ones are en
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -55,9 +54,8 @@ def decode(
         file, as torchvision's readers return them.
 
     Returns:
-      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images were converted from which other modes of Pillow, and how many have an EXIF
-      orientation.
+      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and a note on
+      how many images have an EXIF orientation.
 
     Raises:
       ValueError: some files cannot be read; the first ten are named.
@@ -65,42 +63,32 @@ def decode(
     """
 
     def make(write: Write) -> tuple[str, ...]:
-        def convert(k: int) -> tuple[str, int, str]:
-            """Hands an image to `write`; returns its mode, its EXIF orientation, and its fault."""
+        def convert(k: int) -> tuple[int, str]:
+            """Hands an image to `write`; returns its EXIF orientation, and its fault."""
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = files[k].read_bytes()
-                image, mode, tag = decode_image(
-                    content, size, max_megapixels, letterbox, orientation
-                )
+                image, tag = decode_image(content, size, max_megapixels, letterbox, orientation)
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                return "", 1, f"{files[k]} ({' '.join(reason.split())})"
+                return 1, f"{files[k]} ({' '.join(reason.split())})"
             # Threads finish in any order, so each gives its place.
             write(image[None], k)
-            return mode, tag, ""
+            return tag, ""
 
         converted = list(in_threads(convert, range(len(files)), "decoding", progress))
-        if faults := [fault for *_, fault in converted if fault]:
+        if faults := [fault for _, fault in converted if fault]:
             raise ValueError(
                 f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch "
                 "or unpack them again, or delete them"
             )
-        return conversion_notes([(mode, tag) for mode, tag, _ in converted], orientation)
+        return orientation_notes((tag for tag, _ in converted), orientation)
 
     name = ""
     if cache is not None:
         form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
     return cached_array(cache, name, (len(files), size, size, 3), make)
-
-
-def conversion_notes(images: Sequence[tuple[str, int]], orientation: str) -> tuple[str, ...]:
-    """Returns notes on images, each with its mode in Pillow and its EXIF orientation."""
-    modes = Counter(mode for mode, _ in images if mode != "RGB")
-    about = [f"{count} from {mode}" for mode, count in sorted(modes.items())]
-    notes = (f"images converted to RGB: {', '.join(about)}",) if about else ()
-    return (*notes, *orientation_notes(sum(tag != 1 for _, tag in images), orientation))
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
@@ -150,20 +138,20 @@ def decode_image(
     max_megapixels: float = MEGAPIXELS,
     letterbox: bool = False,
     orientation: str = UPRIGHT,
-) -> tuple[np.ndarray, str, int]:
-    """Returns one image as u8[size, size, 3], its mode in Pillow and its EXIF orientation.
+) -> tuple[np.ndarray, int]:
+    """Returns one image as u8[size, size, 3], and its EXIF orientation.
 
     A GIF or TIFF gives its first frame. Arguments are those of `decode`; it raises as
     `raster.open_image`.
     """
     from PIL import Image
 
-    image, mode, tag = open_image(content, max_megapixels, orientation)
+    image, tag = open_image(content, max_megapixels, orientation)
     if letterbox:
         image = _letterboxed(image, size)
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image), mode, tag
+    return np.asarray(image), tag
 
 
 def _fitted(width: int, height: int, size: int) -> tuple[int, int, int, int]:

@@ -10,6 +10,7 @@ eight: 1 as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height
 """
 
 import io
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
 
 def open_image(
     content: bytes, max_megapixels: float = MEGAPIXELS, orientation: str = UPRIGHT
-) -> tuple[Any, str, int]:
-    """Returns a Pillow image in RGB, its mode in the file, and its EXIF orientation, 1 to 8.
+) -> tuple[Any, int]:
+    """Returns a Pillow image in RGB, and its EXIF orientation, 1 to 8.
 
     The orientation "upright" turns the image by its tag, "stored" does not. Pillow itself turns
     TIFF, which is upright in both cases; with "stored", its tag is returned as 1. Grey becomes
@@ -76,9 +77,9 @@ def open_image(
       OSError, and whatever else Pillow raises on a damaged file.
     """
     image = open_raster(content, max_megapixels)
-    mode, (turn, tag) = image.mode, turn_of(image, orientation)
+    turn, tag = turn_of(image, orientation)
     image = _to_rgb(image)
-    return image if turn is None else image.transpose(turn), mode, tag
+    return image if turn is None else image.transpose(turn), tag
 
 
 def size_as_used(content: bytes, max_megapixels: float, orientation: str) -> tuple[int, int]:
@@ -123,8 +124,9 @@ def turned_by_pillow(image: Any) -> bool:
     return image.format == "TIFF"
 
 
-def orientation_notes(count: int, orientation: str) -> tuple[str, ...]:
+def orientation_notes(tags: Iterable[int], orientation: str) -> tuple[str, ...]:
     """Returns a note on how many images have a tag other than 1; no note if no image has one."""
+    count = sum(tag != 1 for tag in tags)
     turned = "left as stored, against" if orientation == STORED else "turned upright by"
     return (f"images {turned} their EXIF orientation: {count}",) if count else ()
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named, open_table
@@ -59,7 +59,6 @@ def load_abide(
     window: int = 32,
     stride: int = 1,
     cache: str | Path | None = None,
-    progress: bool = True,
 ) -> Source:
     """Returns ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
 
@@ -71,11 +70,10 @@ def load_abide(
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
       cache: folder of the samples; without one they are held in memory.
-      progress: show how many windows are computed.
 
     Returns:
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
-      does not vary within a window correlates 0 with all others; the notes count them.
+      does not vary within a window correlates 0 with all others.
 
     Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
     which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
@@ -87,7 +85,7 @@ def load_abide(
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
     subjects = _read_subjects(files, table, window, sites)
     options = (window, stride)
-    pools, still_subjects = [], []
+    pools = []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
         # The first frame of each window that fits; of a whole series, 0.
@@ -96,43 +94,24 @@ def load_abide(
         counts = list(map(len, starts))
         regions = members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
-        make = partial(_make_samples, site, members, starts, window, progress)
+        make = partial(_make_samples, members, starts, window)
         file = f"abide-{_key_of(members, options)}"
-        rows, still = cached_array(Path(cache) if cache else None, file, shape, make)
-        still_subjects += still
+        rows, _ = cached_array(Path(cache) if cache else None, file, shape, make)
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
-    notes = []
-    if still_subjects:
-        notes.append(
-            f"abide: {len(still_subjects)} subjects have regions that do not vary within a window, "
-            f"which correlate 0 with all others there: {first_few(still_subjects)}"
-        )
-    if absent := len(table.keys() - files.keys()):
-        notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")
     classes, key = ("control", "patient"), _key_of(subjects, options)
-    return Source("abide", classes, tuple(pools), (0.0,), (1.0,), tuple(notes), key=key)
+    return Source("abide", classes, tuple(pools), (0.0,), (1.0,), key=key)
 
 
 def _make_samples(
-    site: str,
-    members: Sequence[_Subject],
-    starts: Sequence[np.ndarray],
-    window: int,
-    progress: bool,
-    write: Write,
+    members: Sequence[_Subject], starts: Sequence[np.ndarray], window: int, write: Write
 ) -> tuple[str, ...]:
-    """Writes the connectomes of a site's windows; returns the subjects with regions at rest."""
-    still_subjects = []
-    with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as bar:
-        for subject, windows in zip(members, starts, strict=True):
-            rows, still = _connectomes(subject.series, windows, window)
-            write(rows.view(np.uint8))  # the cache keeps bytes
-            if still.any():
-                still_subjects.append(f"{subject.name} ({still.any(0).sum()})")
-            bar.update(len(windows))
-    return tuple(still_subjects)
+    """Writes the connectomes of a site's windows; there are no notes on them."""
+    for subject, windows in zip(members, starts, strict=True):
+        rows = _connectomes(subject.series, windows, window)
+        write(rows.view(np.uint8))  # the cache keeps bytes
+    return ()
 
 
 def _key_of(subjects: Sequence[_Subject], options: tuple) -> str:
@@ -219,23 +198,20 @@ def _read_series(path: Path) -> np.ndarray:
     return series
 
 
-def _connectomes(
-    series: np.ndarray, starts: np.ndarray, window: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _connectomes(series: np.ndarray, starts: np.ndarray, window: int) -> np.ndarray:
     """Returns f32[W, R (R - 1) / 2], the correlations of regions in windows of a series f64[T, R].
 
     corr(a, b) = sum_t (a_t - mean a) (b_t - mean b) / (|a - mean a| |b - mean b|), and 0 where a or
-    b does not vary within the window, bool[W, R], which is returned too. Pairs are those above the
-    diagonal, row by row: (0, 1), (0, 2), ..., (R - 2, R - 1).
+    b does not vary within the window. Pairs are those above the diagonal, row by row: (0, 1),
+    (0, 2), ..., (R - 2, R - 1).
     """
     regions = series.shape[1]
     upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
     pairs = np.empty((len(starts), len(upper)), np.float32)
-    flat = np.empty((len(starts), regions), bool)
     for block in range(0, len(starts), _BLOCK):
         part = slice(block, block + _BLOCK)
         windows = series[starts[part, None] + np.arange(window or len(series))]
-        flat[part] = still = windows.max(1) == windows.min(1)
+        still = windows.max(1) == windows.min(1)
         centred = windows - windows.mean(1, keepdims=True)
         norms = np.sqrt((centred**2).sum(1))
         # Rounding of the mean leaves a residue in a flat region, which must not be normalized
@@ -244,4 +220,4 @@ def _connectomes(
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
         # With mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
-    return np.clip(pairs, -1, 1, out=pairs), flat
+    return np.clip(pairs, -1, 1, out=pairs)

@@ -15,12 +15,10 @@ Perturbations", ICLR 2019.
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.domain import blocks
-from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.seeds import hash_of
@@ -45,7 +43,7 @@ _CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-_SIDE, _COUNT = 32, 10_000
+_SIDE = 32
 _WHERE = (
     "CIFAR-10-C is a folder with labels.npy and gaussian_noise.npy to saturate.npy (the unpacked "
     "CIFAR-10-C.tar of zenodo.org/records/2535967)"
@@ -68,7 +66,6 @@ def load_cifar10_c(
     severities: Sequence[int | str] = _SEVERITIES,
     image_size: int = _SIDE,
     cache: Path | None = None,
-    progress: bool = True,
 ) -> Source:
     """Returns CIFAR-10-C as u8[N, 32, 32, 3], ten classes, a domain for each corruption.
 
@@ -79,7 +76,6 @@ def load_cifar10_c(
       image_size: pixels a side; images are resized if it is not 32 (256 in the papers: 29 GB for
         the 15 common corruptions at one severity).
       cache: folder for resized images; without one they are held in memory.
-      progress: show how many images are resized.
 
     Returns:
       Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
@@ -100,32 +96,24 @@ def load_cifar10_c(
     pieces = [slice((level - 1) * count, level * count) for level in map(int, levels)]
     names = np.tile(numbered_names("test", {"": count}), len(levels))
     key, pools = hash_of(labels, corruptions, levels), []
-    is_resized, shape = image_size != _SIDE, (total, image_size, image_size, 3)
-    with progress_bar(len(corruptions) * total, "resizing", progress and is_resized) as bar:
-        for name in corruptions:
-            if (
-                pieces[-1].stop - pieces[0].start == total
-            ):  # a block, which stays a view of the file
-                images = arrays[name][pieces[0].start : pieces[-1].stop]
-            else:
-                images = np.concatenate([arrays[name][piece] for piece in pieces])
-            if is_resized:
-                file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
-                images, _ = cached_array(cache, file, shape, partial(_resize, images, shape, bar))
-            pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
-    notes = ()
-    if count != _COUNT:
-        notes = (
-            f"{folder} has {count} photographs a severity, CIFAR-10-C {_COUNT}: a reduced copy",
-        )
+    shape = (total, image_size, image_size, 3)
+    for name in corruptions:
+        # Consecutive severities stay a view of the file.
+        if pieces[-1].stop - pieces[0].start == total:
+            images = arrays[name][pieces[0].start : pieces[-1].stop]
+        else:
+            images = np.concatenate([arrays[name][piece] for piece in pieces])
+        if image_size != _SIDE:
+            file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
+            images, _ = cached_array(cache, file, shape, partial(_resize, images, shape))
+        pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, notes, _corruption_groups(corruptions), key))
+    return check_source(Source(*about, (), _corruption_groups(corruptions), key))
 
 
-def _resize(images: np.ndarray, shape: Sequence[int], bar: Any, write: Write) -> tuple[str, ...]:
+def _resize(images: np.ndarray, shape: Sequence[int], write: Write) -> tuple[str, ...]:
     for block in blocks(images):
         write(resized(block, shape[1:]))
-        bar.update(len(block))
     return ()
 
 

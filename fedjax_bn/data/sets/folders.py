@@ -5,8 +5,8 @@
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
 have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
-Unicode. Files that are not images (Thumbs.db, .DS_Store, notes), and links to images that are gone,
-are left out and counted. A link that leads nowhere where a folder may have been is an error.
+Unicode. Files that are not images (Thumbs.db, .DS_Store, notes) are left out. A link that leads
+nowhere is an error.
 """
 
 import os
@@ -60,7 +60,6 @@ class Listing(NamedTuple):
     name: str
     files: list[Path]
     labels: np.ndarray  # i32[N], positions in the dataset's classes
-    strays: Sequence[Path] = ()  # files and folders that were left out
     parts: np.ndarray | None = None  # i8[N], as in `Pool`
     names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
 
@@ -82,8 +81,8 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_dir():
             folders += [] if _is_hidden(path.name) else [path]
-        elif path.is_symlink() and not path.exists() and not is_image(path.name):
-            # It may have been a domain or a class, which must not go missing without a word.
+        elif path.is_symlink() and not path.exists():
+            # It may have been a class or an image, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
         else:
             files.append(path)
@@ -91,7 +90,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none if there is no such folder."""
+    """Returns a folder's folders by name, without hidden ones; none if there is no folder."""
     return _entries(folder)[0]
 
 
@@ -180,7 +179,6 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
             name,
             [file for listing in listings for file in listing.files],
             np.concatenate([listing.labels for listing in listings]),
-            [file for listing in listings for file in listing.strays],
             np.repeat(np.array(list(parts.values()), np.int8), sizes),
         )
     else:
@@ -199,21 +197,14 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg."""
-    inside, strays = _entries(folder)
-    class_folders = match_folders(inside, classes)
-    strays = [inner for inner in inside if inner not in class_folders.values()] + strays
+    class_folders = match_folders(subfolders(folder), classes)
     files, labels = [], []
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
-            inner, entries = _entries(place)
-            strays += inner
-            for file in entries:
-                if is_image(file.name) and file.exists():
-                    files.append(file)
-                    labels.append(label)
-                else:
-                    strays.append(file)
-    return Listing(name, files, np.array(labels, np.int32), strays)
+            images = [file for file in _entries(place)[1] if is_image(file.name)]
+            files += images
+            labels += [label] * len(images)
+    return Listing(name, files, np.array(labels, np.int32))
 
 
 def folder_source(
@@ -227,8 +218,8 @@ def folder_source(
 ) -> Source:
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
-    Samples are named by their files, relative to `root`. Notes state what was converted or left
-    out, and which domains have another number of images than published. `options` are `cache`,
+    Samples are named by their files, relative to `root`. Notes state which domains have another
+    number of images than published, and what EXIF turned. `options` are `cache`,
     `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
@@ -246,11 +237,6 @@ def folder_source(
                 f"{dataset.name}, {listing.name}: found {count} images, expected {expected}: "
                 f"{reason}, or another edition"
             )
-    if strays := [stray for listing in listings for stray in listing.strays]:
-        notes.append(
-            f"left out {len(strays)} files or folders that are not images of a class: "
-            f"{first_few(relative_names(strays, root), 3)}"
-        )
     about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
     key = hash_of_files(files, root, image_size)
     return check_source(Source(*about, (*notes, *converted), key=key))

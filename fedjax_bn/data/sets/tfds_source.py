@@ -9,7 +9,7 @@ splits train, validation and test are a domain's official parts.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -59,14 +59,9 @@ def load_tfds(
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
     pools, notes = [], []
     for name, builder in builders.items():
-        decoded = partial(
-            decode_image,
-            size=image_size,
-            max_megapixels=max_megapixels,
-            orientation=orientation,
+        pool, converted = _read_pool(
+            name, builder, classes, image_size, max_megapixels, orientation, cache, progress
         )
-        form = (image_size, orientation)
-        pool, converted = _read_pool(name, builder, classes, form, decoded, cache, progress)
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in converted]
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
@@ -119,19 +114,17 @@ def _read_pool(
     name: str,
     builder: Any,
     classes: Sequence[str],
-    form: tuple[int, str],
-    decoded: Callable[[bytes], tuple[np.ndarray, str, int]],
+    size: int,
+    max_megapixels: float,
+    orientation: str,
     cache: Path | None,
     progress: bool,
 ) -> tuple[Pool, tuple[str, ...]]:
-    """Returns the samples of the classes, labelled by positions in `classes`, and notes.
-
-    `form` is the side and orientation of images, which `decoded` makes of the bytes of a file.
-    """
+    """Returns the samples of the classes, labelled by positions in `classes`, and notes."""
     import tensorflow_datasets as tfds
 
     dataset, _, config = name.partition("/")
-    domain, size = config or dataset, form[0]
+    domain = config or dataset
     class_names = builder.info.features["label"].names
     if unknown := [label for label in classes if label not in class_names]:
         raise ValueError(f"{name} has no class {unknown[0]!r}; it has {', '.join(class_names)}")
@@ -153,9 +146,12 @@ def _read_pool(
         names.append(numbered_names(origin, {split: len(of_split)})[rows[split]])
     labels = np.concatenate(labels)
     shape = (len(labels), size, size, 3)
+    decoded = partial(
+        decode_image, size=size, max_megapixels=max_megapixels, orientation=orientation
+    )
 
     def make(write: Write) -> tuple[str, ...]:
-        tagged = 0
+        all_tags: list[int] = []
         # Threads, because Pillow releases Python's lock.
         with (
             progress_bar(shape[0], f"reading {name}", progress) as bar,
@@ -165,15 +161,15 @@ def _read_pool(
                 for start in range(0, len(index), _BLOCK):
                     records = sources[split].__getitems__(index[start : start + _BLOCK].tolist())
                     files = [record["image"] for record in records]
-                    images, _, tags = zip(*threads.map(decoded, files), strict=True)
+                    images, tags = zip(*threads.map(decoded, files), strict=True)
                     write(np.stack(images))
-                    tagged += sum(tag != 1 for tag in tags)
+                    all_tags += tags
                     bar.update(len(images))
-        return orientation_notes(tagged, form[1])
+        return orientation_notes(all_tags, orientation)
 
     sizes = [builder.info.splits[split].num_bytes for split in rows]
     state = hash_of(str(builder.info.version), labels, sizes, classes)
-    file = f"tfds-{name.replace('/', '-')}-{size}-{form[1]}-{state}"
+    file = f"tfds-{name.replace('/', '-')}-{size}-{orientation}-{state}"
     images, notes = cached_array(cache, file, shape, make)
     counts = {split: len(index) for split, index in rows.items()}
     parts = parts_of(counts) if len(official) > 1 else None

@@ -12,7 +12,7 @@ from detectors import (
     loop_loss,
     outputs,
 )
-from fedjax_bn.tasks.detection import Anchors, Recipe, detection, detection_loss
+from fedjax_bn.tasks.detection import Recipe, detection_loss
 from fedjax_bn.tasks.detection.loss import complete_iou
 
 ALL = np.ones(4, bool)
@@ -116,18 +116,6 @@ def test_the_ciou_of_equal_boxes_is_one_and_of_far_ones_below_zero(x64):
     np.testing.assert_allclose(value[0], 1, rtol=1e-12)
     assert value[1] < 0
     assert np.isfinite(slope).all()  # of a box without area too
-
-
-def test_what_does_not_fit_is_refused_with_a_sentence():
-    one = Anchors(ANCHORS.sizes[:1], ANCHORS.strides[:1])
-    with pytest.raises(ValueError, match=r"detection\(model.anchors\)"):
-        detection_loss(outputs(), labels(), ALL, one)
-    with pytest.raises(ValueError, match="one stride"):
-        detection(Anchors(ANCHORS.sizes, (8,)))
-    with pytest.raises(ValueError, match="above 0"):
-        detection(Anchors((((0.0, 4.0),),), (8,)))
-    with pytest.raises(ValueError, match="mAP50-95"):
-        detection(ANCHORS, score="mAP")
 
 
 def test_the_loss_and_its_gradient_are_those_of_pytorch_which_looks_at_matches_alone(x64):

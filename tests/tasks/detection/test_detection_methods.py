@@ -13,7 +13,6 @@ from federations import assert_close, run_rounds
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.models.forward import forward
 from fedjax_bn.tasks.detection import Recipe, detection
 from method_table import METHODS
@@ -160,14 +159,3 @@ def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():
     learning = tent(MODEL)
     with pytest.raises(ValueError, match="probabilities of classes"):
         jax.eval_shape(learning.predict, own, jax.eval_shape(learning.init, own), images)
-
-
-@pytest.mark.slow
-def test_a_client_may_upload_its_best_state_by_its_own_map50():
-    """Local selection takes the score under jit, in the middle of a round."""
-    variables, batches = in_float32()
-    validation = {name: batches[name] for name in ("image", "label", "valid")}
-    train = best_of_round(validation_score(MODEL, as_read, TASK), every=1)
-    method = make("fedavg", train=train)
-    _, metrics = run_rounds(method, variables, batches | {"validation": validation})
-    assert np.isfinite(metrics["loss"]).all()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, encoded, loop_matches, outputs, sigmoid
+from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, outputs, sigmoid
 from fedjax_bn.tasks.detection.task import (
     THRESHOLDS,
     DetectedImages,
@@ -160,16 +160,6 @@ def test_only_the_best_hundred_of_a_class_and_image_count():
     assert mean_average_precision(some, limit=160) > 0
 
 
-def test_perfect_detections_score_100_and_none_score_0():
-    some = found(0)
-    perfect = some._replace(
-        boxes=some.true_boxes, classes=some.true_classes, scores=np.ones(some.true_classes.shape)
-    )
-    np.testing.assert_allclose(mean_average_precision(perfect, THRESHOLDS), 100)
-    assert mean_average_precision(some._replace(classes=np.full_like(some.classes, -1))) == 0
-    assert np.isnan(mean_average_precision(some._replace(true_classes=some.true_classes * 0 - 1)))
-
-
 def kept_of(some, size):
     """Images as batches of what the task keeps; the last batch is padded with images of class 0."""
     count = -(-len(some.boxes) // size)
@@ -195,27 +185,3 @@ def test_the_score_is_over_all_valid_images_on_the_host_and_under_jit(x64):
     np.testing.assert_allclose(jax.jit(task.score.of_all)(kept), expected, rtol=1e-12)
     whole = detection(ANCHORS, score="mAP50-95").score.of_all(kept)
     np.testing.assert_allclose(whole, mean_average_precision(some, THRESHOLDS), rtol=1e-12)
-
-
-def test_outputs_that_say_the_boxes_score_100(x64):
-    """Encoded targets as outputs: decoding, suppression and score agree on them."""
-    label = {
-        "boxes": np.array([[[0.1, 0.2, 0.5, 0.6]], [[0.5, 0.5, 0.99, 0.9]]]),
-        "class": np.array([[1], [2]], np.int32),
-    }
-    outs = []
-    for cells, sizes, stride in zip(CELLS, *ANCHORS, strict=True):
-        raw = np.full((2, *cells, 2, 8), -9.0)
-        for out, (corners,), (number,) in zip(raw, *label.values(), strict=True):
-            for row, column, a, box in loop_matches(corners, cells, sizes, stride):
-                size = np.asarray(sizes[a]) / stride
-                out[row, column, a, [0, 1, 2, 3, 4, 5 + number]] = (
-                    *encoded(np.array(box), size),
-                    9,
-                    9,
-                )
-        outs.append(raw)
-    task, valid = detection(ANCHORS, score="mAP50-95"), jnp.ones(2, bool)
-    kept = jax.jit(task.score.of_batch)(tuple(map(jnp.asarray, outs)), label, valid)
-    assert (np.asarray(kept[0].scores) > 0.9).sum(1).tolist() == [1, 1]  # one detection each
-    np.testing.assert_allclose(task.score.of_all(jax.tree.map(lambda x: x[None], kept)), 100)

@@ -265,16 +265,6 @@ def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(tmp_path, 
     assert areas["turned"] == areas["upright"]
 
 
-def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
-    mask = np.array([[0, 1], [1, 0]], np.uint8)
-    predict_masks.save_png(tmp_path / "a.png", mask, 2)
-    image = Image.open(tmp_path / "a.png")
-    assert image.mode == "L"
-    np.testing.assert_array_equal(np.asarray(image), 255 * mask)
-    colours = predict_masks.palette(255)
-    assert len(np.unique(colours, axis=0)) == 255
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("adapt", ["running", "batch", "tsmobn", "random_alpha", "iabn", "mixnorm"])
 def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_background(
@@ -294,12 +284,3 @@ def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_backgr
         inputs = prepare(jnp.asarray(UNSEEN.images), jnp.float32)
         own = jax.nn.sigmoid(model.apply(variables, inputs))
         np.testing.assert_allclose(found[..., 1:], own, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_continues_to_the_same_dice(workdir, tmp_path, monkeypatch):
-    runs.install(monkeypatch, DATA)
-    runs.unfinished(tmp_path / "run", runs.config(**KEYS | {"rounds": 1}))
-    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
-    again = runs.run(tmp_path / "run", **KEYS)
-    assert again["accuracy"] == workdir[1]["accuracy"]

@@ -13,7 +13,6 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import MASK
 from fedjax_bn.models import UNet
 from fedjax_bn.run.experiment.method import MODELS, choose_task
-from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.detection import Recipe
 
 LABEL = {MASK: np.random.default_rng(0).integers(0, 3, (2, 8, 8)).astype(np.uint8)}
@@ -48,10 +47,3 @@ def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
     for wrong in (UNet, Own):
         with pytest.raises(ConfigError, match="classifier"):
             of(wrong, data=runs.DATA)
-
-
-def test_logits_of_another_number_of_classes_are_refused():
-    logits, valid = np.zeros((2, 8, 8, 2), np.float32), np.ones(2, bool)
-    for call in (segmentation(3).loss, segmentation(3).score):
-        with pytest.raises(ValueError, match="num_classes=3"):
-            call(logits, LABEL, valid)
