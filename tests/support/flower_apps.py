@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from federations import assert_close
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.federation import traffic
 from fedjax_bn.flower import client_app
 from fedjax_bn.flower.settings import config_of
@@ -64,7 +65,7 @@ def nodes_of(folder, config, report=QUIET, **more):
 def assert_same(folder, kept, federation, state):
     """The server, and the clients' folders, hold what the simulation's state holds."""
     like = jax.tree.map(lambda x: x[0], Own(state.personal, state.memory))
-    places = [folder / f"client-{k}" / federation for k in range(2)]
+    places = [folder / f"client-{k}" / file_name(federation) for k in range(2)]
     own = [load_own(place, int(kept.taken[k]), like) for k, place in enumerate(places)]
     own = jax.tree.map(lambda *leaves: np.stack(leaves), *own)
     for ours, theirs in (
