@@ -220,5 +220,3 @@ def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, cul
 def test_without_a_path_the_sentence_says_what_it_must_be(name):
     with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH.*DOMAIN"):
         build(config_of(name, ""))
-
-
