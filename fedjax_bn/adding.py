@@ -25,17 +25,12 @@ from fedjax_bn.state import FederatedState, Upload
 
 
 class Running(NamedTuple):
-    """A round of K clients while uploads arrive.
+    """A round of K clients while uploads arrive."""
 
-    Attributes:
-      sums: over the uploads so far.
-      weights: f[K], their weights before scaling; 0 for clients that sent none or do not count.
-      counts: bool[K], which clients have sent an upload that counts.
-    """
-
-    sums: Sums
+    sums: Sums  # over the uploads so far
+    # f[K], their weights before scaling; 0 for clients that sent none or do not count
     weights: jax.Array
-    counts: jax.Array
+    counts: jax.Array  # bool[K], which clients have sent an upload that counts
 
 
 class Adding(NamedTuple):
@@ -43,16 +38,14 @@ class Adding(NamedTuple):
 
     A round gives what `server_step` gives for the stacked uploads, up to rounding, and holds one
     upload.
-
-    Attributes:
-      begin: `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes.
-      add: `add(running, upload) -> Running`, jitted; donates `running`.
-      end: `end(state, running) -> (state, finite)`, jitted, as `server_step` returns them; row k of
-        the state must belong to client k.
     """
 
+    # `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes
     begin: Callable[[int, Upload], Running]
+    # `add(running, upload) -> Running`, jitted; donates `running`
     add: Callable[[Running, Upload], Running]
+    # `end(state, running) -> (state, finite)`, jitted, as `server_step` returns them; row k of the
+    # state must belong to client k
     end: Callable[[FederatedState, Running], tuple[FederatedState, jax.Array]]
 
 

@@ -207,18 +207,14 @@ def _at_once(clients: str) -> int | None:
 
 
 class Meeting(NamedTuple):
-    """How the devices of a round exchange arrays; on one device both functions change nothing.
+    """How the devices of a round exchange arrays; on one device both functions change nothing."""
 
-    Attributes:
-      devices: the number of devices over which clients are spread.
-      together: `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the
-        rows [P, ...] of all clients from this device's rows, in one reduction. Dtypes stay.
-      local_rows: `local_rows(rows) -> rows` takes the rows of this device's clients from the rows
-        [K, ...] of all clients, and 0 for padding.
-    """
-
-    devices: int = 1
+    devices: int = 1  # the number of devices over which clients are spread
+    # `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the rows [P,
+    # ...] of all clients from this device's rows, in one reduction. Dtypes stay
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda sums, rows: (sums, rows)
+    # `local_rows(rows) -> rows` takes the rows of this device's clients from the rows [K, ...] of
+    # all clients, and 0 for padding
     local_rows: Callable[[PyTree], PyTree] = lambda rows: rows
 
 

@@ -10,16 +10,12 @@ from fedjax_bn.engine.inputs import UNLABELLED
 
 
 class Overlaps(NamedTuple):
-    """Pixel counts of samples.
+    """Pixel counts of samples."""
 
-    Attributes:
-      counts: i32[N, R, 3], for each region the pixels of both masks, of the predicted, of the true.
-      valid: bool[N], the samples that count.
-      volume: i32[N], samples with the same number are scored together; None if each is alone.
-    """
-
+    # i32[N, R, 3], for each region the pixels of both masks, of the predicted, of the true
     counts: jax.Array
-    valid: jax.Array
+    valid: jax.Array  # bool[N], the samples that count
+    # i32[N], samples with the same number are scored together; None if each is alone
     volume: jax.Array | None
 
 

@@ -27,19 +27,12 @@ PyTree = Any
 
 
 class Privacy(NamedTuple):
-    """A Gaussian mechanism over clients; made by `gaussian`. Clip and noise may be traced.
+    """A Gaussian mechanism over clients; made by `gaussian`. Clip and noise may be traced."""
 
-    Attributes:
-      clip: C, the largest norm of a client's update; infinity for no bound.
-      noise: z, the noise's standard deviation in units of `clip`.
-      at: who adds the noise: the server once to the sum, or every client to its own update.
-      seed: of the noise.
-    """
-
-    clip: float | jax.Array
-    noise: float | jax.Array
-    at: str
-    seed: int
+    clip: float | jax.Array  # C, the largest norm of a client's update; infinity for no bound
+    noise: float | jax.Array  # z, the noise's standard deviation in units of `clip`
+    at: str  # who adds the noise: the server once to the sum, or every client to its own update
+    seed: int  # of the noise
 
 
 @bounded

@@ -97,26 +97,23 @@ def in_dtypes_of(total: PyTree, like: PyTree) -> PyTree:
 
 
 class Weighing(NamedTuple):
-    """A weighing rule that may look at the clients' messages and remember.
+    """A weighing rule that may look at the clients' messages and remember."""
 
-    Attributes:
-      init: `init(num_clients) -> state`, a tree of arrays [K, ...], one row for each client.
-      weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
-        clients of the round and messages their stacked `LocalUpdate.message`, or the results of
-        `report`. A client that does not count has size and risk 0, and its message is meaningless.
-      report: `report(received, variables) -> tree of arrays`, what a client uploads for the rule
-        alone at the end of a round, computed from its `state.Received` and its trained variables;
-        None for nothing.
-      combine: `combine(stacked, start, weights f[C]) -> (leaves, weights f[C])`, what the server
-        takes instead of the weighted mean of the uploaded leaves [C, ...], in float32 or wider, and
-        the weights of the round, which sum to 1; all 0 drop the round. `start` are the shared
-        leaves before the round; the leaves of a client of weight 0 are meaningless. On a mesh every
-        device then holds all uploads. None for the weighted mean.
-    """
-
+    # `init(num_clients) -> state`, a tree of arrays [K, ...], one row for each client
     init: Callable[[int], PyTree]
+    # `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C clients
+    # of the round and messages their stacked `LocalUpdate.message`, or the results of `report`. A
+    # client that does not count has size and risk 0, and its message is meaningless
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
+    # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone at
+    # the end of a round, computed from its `state.Received` and its trained variables; None for
+    # nothing
     report: Callable[[Any, Variables], PyTree] | None = None
+    # `combine(stacked, start, weights f[C]) -> (leaves, weights f[C])`, what the server takes
+    # instead of the weighted mean of the uploaded leaves [C, ...], in float32 or wider, and the
+    # weights of the round, which sum to 1; all 0 drop the round. `start` are the shared leaves
+    # before the round; the leaves of a client of weight 0 are meaningless. On a mesh every device
+    # then holds all uploads. None for the weighted mean
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 

@@ -24,15 +24,10 @@ Masks = Mapping[str, jax.Array]
 
 
 class Alignment(NamedTuple):
-    """The server's part of the method state.
+    """The server's part of the method state."""
 
-    Attributes:
-      gradient: g_g, a tree like one client's masks; zeros before the first round.
-      rounds: i32[], the number of rounds that have replaced it; 0 before the first.
-    """
-
-    gradient: Masks
-    rounds: jax.Array
+    gradient: Masks  # g_g, a tree like one client's masks; zeros before the first round
+    rounds: jax.Array  # i32[], the number of rounds that have replaced it; 0 before the first
 
 
 class _Aligned(NamedTuple):

@@ -88,19 +88,12 @@ def with_classifier(model: Any, path: str) -> Wrapped:
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model's classifier.
+    """The sizes of a model's classifier."""
 
-    Attributes:
-      features: F, the number of inputs per sample.
-      classes: the number of outputs per sample.
-      dtype: dtype of the model's parameters.
-      path: names of the modules that lead to its dense layer; () if it has several.
-    """
-
-    features: int
-    classes: int
-    dtype: jnp.dtype
-    path: Path
+    features: int  # F, the number of inputs per sample
+    classes: int  # the number of outputs per sample
+    dtype: jnp.dtype  # dtype of the model's parameters
+    path: Path  # names of the modules that lead to its dense layer; () if it has several
 
 
 def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) -> Sizes:
@@ -339,19 +332,13 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
 
 
 class _Sources(NamedTuple):
-    """The dense layers from which a model's outputs are computed.
+    """The dense layers from which a model's outputs are computed."""
 
-    Attributes:
-      outputs: the sources of the outputs.
-      direct: whether the outputs equal those of their sources, up to operations in `_SAME`.
-      called: the calls of dense layers in order, with the shapes of their outputs.
-      shape: shape of the model's output; None unless it is a single array.
-    """
-
-    outputs: frozenset[_Source]
-    direct: bool
+    outputs: frozenset[_Source]  # the sources of the outputs
+    direct: bool  # whether the outputs equal those of their sources, up to operations in `_SAME`
+    # the calls of dense layers in order, with the shapes of their outputs
     called: dict[_Source, tuple[int, ...]]
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...] | None  # shape of the model's output; None unless it is a single array
 
 
 def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:

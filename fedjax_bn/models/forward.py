@@ -41,19 +41,13 @@ PyTree = Any
 
 
 class Output(NamedTuple):
-    """The results of a pass.
+    """The results of a pass."""
 
-    Attributes:
-      outputs: the model's outputs, such as logits f[B, classes].
-      features: f[B, F], the classifier's inputs, masked; None unless requested.
-      moved: the updated collections, {"batch_stats": ...}; {} unless the pass trains or they are
-        requested.
-      recorded: values that the statistics rule recorded, by layer and name; {} unless requested.
-    """
-
-    outputs: PyTree
-    features: Any
+    outputs: PyTree  # the model's outputs, such as logits f[B, classes]
+    features: Any  # f[B, F], the classifier's inputs, masked; None unless requested
+    # the updated collections, {"batch_stats": ...}; {} unless the pass trains or they are requested
     moved: Variables
+    # values that the statistics rule recorded, by layer and name; {} unless requested
     recorded: Variables
 
 

@@ -20,17 +20,12 @@ PyTree = Any
 
 
 class Hooked(NamedTuple):
-    """How a hook changes a pass.
+    """How a hook changes a pass."""
 
-    Attributes:
-      images: f[B, ...], the model's new inputs.
-      around: called instead of the classifier; None to call the classifier itself.
-      contexts: contexts in which the model is applied.
-    """
-
-    images: jax.Array
+    images: jax.Array  # f[B, ...], the model's new inputs
+    # called instead of the classifier; None to call the classifier itself
     around: Around | None = None
-    contexts: tuple[AbstractContextManager, ...] = ()
+    contexts: tuple[AbstractContextManager, ...] = ()  # contexts in which the model is applied
 
 
 Hook = Callable[[PyTree, jax.Array, jax.Array | None], Hooked]

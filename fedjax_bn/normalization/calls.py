@@ -42,22 +42,16 @@ Path = tuple[str, ...]
 
 
 class Call(NamedTuple):
-    """A call of a linen or nnx module.
+    """A call of a linen or nnx module."""
 
-    Attributes:
-      path: the names that lead to the module, () for the model itself.
-      method: name of the method, usually `__call__`; in nnx only `__call__` is intercepted.
-      kernel: f[inputs, outputs] of a dense layer, () during initialization; None for other layers.
-      normalize: `normalize(function, args, kwargs, rule, valid) -> y` for a batch norm that rules
-        reach; None for any other module.
-      module: the module itself.
-    """
-
-    path: Path
-    method: str
+    path: Path  # the names that lead to the module, () for the model itself
+    method: str  # name of the method, usually `__call__`; in nnx only `__call__` is intercepted
+    # f[inputs, outputs] of a dense layer, () during initialization; None for other layers
     kernel: Any
+    # `normalize(function, args, kwargs, rule, valid) -> y` for a batch norm that rules reach; None
+    # for any other module
     normalize: Callable[..., jax.Array] | None
-    module: Any
+    module: Any  # the module itself
 
     @property
     def is_dense(self) -> bool:

@@ -82,7 +82,7 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
         assert runs.steps(tmp_path / "two", kind) == runs.steps(tmp_path / "one", kind)
     like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
-    assert_close(*states, rtol=1e-4, atol=1e-6)
+    assert_close(*states, rtol=1e-4, atol=1e-5)  # float32: sums in another order
     assert_same_records(tmp_path)
     assert len([*(tmp_path / "two").rglob("*.xplane.pb")]) == 1  # of the first process
     assert alone["accuracy"].keys() == {"internal", "unseen"}
@@ -98,7 +98,7 @@ def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both,
     assert_ended(pair)
     assert_same_records(tmp_path)
     models = [models_in(tmp_path / name, changes) for name in ("two", "one")]
-    assert_close(*models, rtol=1e-4, atol=1e-6)
+    assert_close(*models, rtol=1e-4, atol=1e-5)
 
     for name in ("two", "one"):
         runs.run(tmp_path / name, **changes | {"rounds": 4})

@@ -62,6 +62,7 @@ class Listing(NamedTuple):
     labels: np.ndarray  # i32[N], positions in the dataset's classes
     parts: np.ndarray | None = None  # i8[N], as in `Pool`
     names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
+    strange: Sequence[Path] = ()  # folders of no class, whose images are left out
 
 
 def is_image(name: str) -> bool:
@@ -180,6 +181,7 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
             [file for listing in listings for file in listing.files],
             np.concatenate([listing.labels for listing in listings]),
             np.repeat(np.array(list(parts.values()), np.int8), sizes),
+            strange=[place for listing in listings for place in listing.strange],
         )
     else:
         around = folder if has_classes else inside.get("images", folder)
@@ -197,14 +199,16 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg."""
-    class_folders = match_folders(subfolders(folder), classes)
+    inside = subfolders(folder)
+    class_folders = match_folders(inside, classes)
+    strange = [place for place in inside if place not in class_folders.values()]
     files, labels = [], []
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
             images = [file for file in _entries(place)[1] if is_image(file.name)]
             files += images
             labels += [label] * len(images)
-    return Listing(name, files, np.array(labels, np.int32))
+    return Listing(name, files, np.array(labels, np.int32), strange=strange)
 
 
 def folder_source(
@@ -219,7 +223,7 @@ def folder_source(
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
     Samples are named by their files, relative to `root`. Notes state which domains have another
-    number of images than published, and what EXIF turned. `options` are `cache`,
+    number of images than published, what was left out, and what EXIF turned. `options` are `cache`,
     `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
@@ -237,6 +241,10 @@ def folder_source(
                 f"{dataset.name}, {listing.name}: found {count} images, expected {expected}: "
                 f"{reason}, or another edition"
             )
+    # An image that is silently missing would change the scores.
+    if strange := [place for listing in listings for place in listing.strange]:
+        folders = first_few(relative_names(strange, root), 3)
+        notes.append(f"left out {len(strange)} folders that are no class: {folders}")
     about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
     key = hash_of_files(files, root, image_size)
     return check_source(Source(*about, (*notes, *converted), key=key))
