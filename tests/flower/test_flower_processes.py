@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,16 +26,22 @@ from flower_processes import (
     LAUNCH,
     LIMIT,
     Federation,
+    begin,
     call,
     command_of,
+    descendants,
+    ended,
     fingerprint,
     free_ports,
     join,
     kill,
+    log_of,
     pids_of,
     records_in,
+    shown,
     start,
     wait_for,
+    wait_for_port,
     wait_for_rounds,
 )
 
@@ -55,8 +62,14 @@ def federation(tmp_path_factory):
     app = folder / "app"
     shutil.copytree(LAUNCH, app)
     (app / "hospitals" / "client.py").write_text(CLIENT)
-    place = folder / "runs" / "certificates"
-    subprocess.run([LAUNCH / "certificates.sh", place, "127.0.0.1", "--nodes", "2"], check=True)
+    keys = [
+        LAUNCH / "certificates.sh",
+        folder / "runs" / "certificates",
+        "127.0.0.1",
+        "--nodes",
+        "3",
+    ]
+    subprocess.run(keys, check=True)  # one more than clients, for a liar
     data = {
         f"{d.name}__{part}_{kind}": getattr(getattr(d, part), kind)
         for d in runs.DATA.domains[:2]
@@ -80,6 +93,11 @@ def federation(tmp_path_factory):
     call(made, *START)
     yield made
     call(made, "stop")
+
+
+def checkpoint_of(workdir: Path, number: int) -> Path:
+    """The last thing that the server writes of a round; a kill before it makes it play it again."""
+    return workdir / "checkpoints" / "latest" / str(number)
 
 
 def behind(federation, workdir, changes):
@@ -132,6 +150,30 @@ def test_after_a_power_cut_in_the_middle_the_same_command_ends_with_the_same_num
 
 
 @on_linux
+def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same_numbers(
+    x64, federation
+):
+    """The SuperNodes stay, and find the SuperLink again; their keys stay registered."""
+    workdir, changes = federation.folder / "server-superlink", f"{SCAFFOLD},rounds=2"
+    process = start(federation, workdir, changes)
+    wait_for(checkpoint_of(workdir, 1).exists, process)
+    pids = pids_of(federation)
+    command = command_of(pids["superlink"])
+    kill(process.pid, pids["superlink"])
+    process.communicate()
+    before = records_in(workdir)
+    begin(federation, "superlink", command)
+    wait_for_port(federation)
+    process = start(federation, workdir, changes)
+    wait_for_rounds(process, workdir, 2)
+    process.communicate(timeout=LIMIT)
+    assert records_in(workdir)[:1] == before
+    assert not any(ended(pids[name]) for name in ("client-0", "client-1"))
+    assert not any("left_out" in record for record in records_in(workdir))
+    assert_simulated(federation, workdir, changes)
+
+
+@on_linux
 def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_simulation_without_it(
     x64, federation, tmp_path
 ):
@@ -174,3 +216,84 @@ def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_sim
     there = [[str(k) for k, name in enumerate(names) if name not in out] for out in left_out]
     (tmp_path / "trace.txt").write_text("".join(f"{','.join(row)}\n" for row in there))
     assert_simulated(federation, workdir, changes, f",participation.trace={tmp_path / 'trace.txt'}")
+
+
+@on_linux
+def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_killed(
+    x64, federation
+):
+    """A third registered SuperNode says that it is client 0, whose own leaves before the restart.
+
+    Only the ServerApp is killed. The keys are listed, so that it does not matter who comes first.
+    """
+    folder, environment = federation.folder, federation.environment
+    workdir, changes = folder / "server-liar", f"{SCAFFOLD},rounds=2"
+    certificates, port = folder / "runs" / "certificates", int(environment["PORT"])
+    keys = [fingerprint(certificates / f"node-{k}.pub") for k in range(3)]
+    listed = {"client-keys": ",".join(keys[:2])}
+    pids = pids_of(federation)
+    honest = command_of(pids["client-0"])
+    register = ["flwr", "supernode", "register", certificates / "node-2.pub", "local"]
+    subprocess.run(register, env=honest["env"], check=True)
+    ports = {str(port + 1): str(port + 3)}
+    changed = [ports.get(argument, argument) for argument in honest["args"]]
+    changed = [one.replace("node-0", "node-2").replace("/client-0", "/liar") for one in changed]
+    join(federation, "liar", honest | {"args": changed})
+    try:
+        process = start(federation, workdir, changes, **listed)
+        wait_for(checkpoint_of(workdir, 1).exists, process)
+        below = descendants(pids["superlink"])
+        kill(process.pid, *(pid for pid in below if "flwr-serverapp" in shown(pid)))
+        process.communicate()
+        before = records_in(workdir)
+        os.kill(pids["client-0"], signal.SIGTERM)
+        wait_for(lambda: ended(pids["client-0"]))
+        log = log_of(federation, "liar")
+        asked = log.read_text().count("Sending: query")
+        process = start(federation, workdir, changes, **listed)
+        wait_for(lambda: log.read_text().count("Sending: query") > asked, process)
+        join(federation, "client-0", honest)
+        wait_for_rounds(process, workdir, 2)
+        process.communicate(timeout=LIMIT)
+    finally:
+        os.kill(pids_of(federation)["liar"], signal.SIGTERM)
+    assert records_in(workdir)[:1] == before
+    for record in records_in(workdir):
+        ((node, why),) = record["refused"].items()
+        assert keys[2] in node
+        assert keys[0] in why
+        assert "left_out" not in record
+    assert_simulated(federation, workdir, changes)
+
+
+@pytest.mark.parametrize(
+    ("authority", "key", "why"),
+    [
+        ("right", "strange", "Failed to activate SuperNode"),
+        ("strange", "right", "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_a_client_without_a_registered_key_or_with_a_wrong_certificate_is_refused(
+    federation, tmp_path, authority, key, why
+):
+    folder, environment = federation.folder, federation.environment
+    made = {"right": folder / "runs" / "certificates", "strange": tmp_path / "strange"}
+    subprocess.run(
+        [LAUNCH / "certificates.sh", made["strange"], "127.0.0.1", "--nodes", "1"], check=True
+    )
+    address = f"127.0.0.1:{environment['PORT']}"
+    own = str(free_ports(1))
+    command = ["flower-supernode", "--superlink", address, "--host", "127.0.0.1", "--port", own]
+    command += ["--root-certificates", str(made[authority] / "ca.crt"), "--max-retries", "1"]
+    command += ["--auth-supernode-private-key", str(made[key] / "node-0")]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    log = tmp_path / "log"  # no pipe, which its own children would hold open
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment | {"PATH": path}, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            assert process.wait(timeout=LIMIT) != 0
+        finally:
+            process.kill()
+    assert why in log.read_text()

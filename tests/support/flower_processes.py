@@ -14,7 +14,7 @@ import runs
 
 LAUNCH = runs.ROOT / "launch" / "flower"
 LIMIT = 900  # seconds for a federation of two rounds
-NAMES = ("superlink", "client-0", "client-1")  # in the order of `pids`, with these logs
+NAMES = ("superlink", "client-0", "client-1", "liar")  # in the order of `pids`, with these logs
 JOINED = "SuperNode ID: "
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 # A client whose answer waits for as long as its folder has a file hold-ROUND.
@@ -101,6 +101,16 @@ def wait_for(moment, process=None):
 
 def wait_for_rounds(process, workdir, rounds):
     wait_for(lambda: len(records_in(workdir)) >= rounds, process)
+
+
+def wait_for_port(federation):
+    """Until the SuperLink listens."""
+
+    def listens():
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", int(federation.environment["PORT"]))) == 0
+
+    wait_for(listens)
 
 
 def pids_of(federation) -> dict[str, int]:
