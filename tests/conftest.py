@@ -37,6 +37,7 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os
             os.environ.update(flags)
             break
 
+import hypothesis
 import jax
 import pytest
 
@@ -45,6 +46,8 @@ if not hasattr(jax, "enable_x64"):  # the oldest versions that we support
 
     jax.enable_x64 = enable_x64
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+hypothesis.settings.register_profile("suite", deadline=None)  # machines differ
+hypothesis.settings.load_profile("suite")
 gc.set_threshold(100_000, 50, 50)  # a collection visits all that JAX remembers of every program
 
 
