@@ -70,7 +70,7 @@ def _forget() -> None:
 def forgotten():
     """Forgets a module's compiled programs where they have come to much."""
     yield
-    if _megabytes() > 1500:
+    if _megabytes() > 2200:
         _forget()
 
 
