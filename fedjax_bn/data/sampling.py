@@ -126,15 +126,11 @@ def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
 
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     """Returns batches whose `image` i32[C, S, B] are positions in the client's images, `source`."""
-    # A round then gathers the images of one step at a time, not of all steps at once.
     look_up = jax.vmap(lambda rows, index: rows[index])
-    return {
-        "image": draw.index,
-        "label": jax.tree.map(lambda leaf: look_up(leaf, draw.index), data.labels),
-        "valid": draw.valid,
-        "size": data.sizes,
-        "source": data.images,
-    }
+    labels = jax.tree.map(lambda leaf: look_up(leaf, draw.index), data.labels)
+    # A round then gathers the images of one step at a time, not of all steps at once.
+    pointers = {"image": draw.index, "source": data.images}
+    return pointers | {"label": labels, "valid": draw.valid, "size": data.sizes}
 
 
 def validation_batches(
@@ -154,15 +150,12 @@ def validation_batches(
     longest = longest or max(len(split.images) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
-    stop = len(splits) if stop is None else stop
-    data = client_rows(splits, count * batch_size, start, stop)
+    data = client_rows(splits, count * batch_size, start, len(splits) if stop is None else stop)
     valid = np.arange(count * batch_size) < data.sizes[:, None]
-
-    def cut(leaf: np.ndarray) -> np.ndarray:
-        return leaf.reshape(len(leaf), count, batch_size, *leaf.shape[2:])
-
-    labels = jax.tree.map(cut, data.labels)
-    return {"image": cut(data.images), "label": labels, "valid": cut(valid)}
+    batches = {"image": data.images, "label": data.labels, "valid": valid}
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(len(leaf), count, batch_size, *leaf.shape[2:]), batches
+    )
 
 
 def _orders(
