@@ -65,7 +65,7 @@ def test_the_pixels_inside_a_moved_box_are_those_of_the_object():
     sample = {"image": image, "label": boxes_of((1, 10 / SIZE, 8 / SIZE, 20 / SIZE, 24 / SIZE))}
     batch = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), sample)
     augment = of_boxes(SIZE, scale=0.5, shift=0.4, hue=0.0, saturation=0.0, value=0.0)
-    changed = jax.jit(augment)(jax.random.key(1), batch)
+    changed = jax.jit(augment.change)(jax.random.key(1), batch)
     seen = 0
     for pixels, boxes, classes in zip(
         np.asarray(changed["image"]), *map(np.asarray, changed["label"].values()), strict=True
@@ -119,7 +119,7 @@ def masked(images, masks):
 
 @cache
 def compiled(**how):
-    return jax.jit(of_masks(SIZE, **STILL | how))
+    return jax.jit(of_masks(SIZE, **STILL | how).change)
 
 
 def changed_masks(batch, seed=0, **how):
@@ -234,7 +234,7 @@ def test_intensities_change_in_images_alone_as_numpy_says():
 def test_features_and_images_that_are_not_square_cannot_be_augmented(make, label, images):
     batch = {"image": images, "label": {label: jnp.zeros((2, 6), jnp.uint8)}}
     with pytest.raises(ValueError, match="none"):
-        make(SIZE)(jax.random.key(0), batch)
+        make(SIZE).change(jax.random.key(0), batch)
 
 
 LABELS = {

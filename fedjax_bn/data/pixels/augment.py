@@ -20,7 +20,7 @@ magnitude over 30 with a random sign; operations without a direction use its abs
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,13 @@ Transform = Callable[[jax.Array, jax.Array], jax.Array]
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by 13
+
+
+class LabelAugment(NamedTuple):
+    """An augmentation that moves labels with their images, pure and jittable."""
+
+    change: Callable[[jax.Array, dict[str, Any]], dict[str, Any]]  # `change(key, batch) -> batch`
+    moves: str  # the labels that it moves, `label_trees.BOXES` or `label_trees.MASK`
 
 
 def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:

@@ -1,7 +1,7 @@
 """Changes training images at random on the device, and moves their boxes or masks along.
 
-A `LabelAugment` is `change(key, batch) -> batch` of bytes u8[B, S, S, C], and boxes or masks
-u8[B, S, S], see `data.label_trees`. Each sample has a key of its own.
+Images are bytes u8[B, S, S, C], and labels boxes or masks u8[B, S, S], see `data.label_trees`. Each
+sample has a key of its own.
 
 **Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
 + 1/2 + t in shares of the side. Pixels from outside the image are grey, like the bars of a
@@ -32,13 +32,12 @@ from jax.scipy.ndimage import map_coordinates
 
 from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
-from fedjax_bn.data.pixels.augment import as_bytes, resample, sample_keys, shift_hue
+from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, resample, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
 
 Batch = dict[str, Any]
-LabelAugment = Callable[[jax.Array, Batch], Batch]
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
 _GRID = 3  # points a side of the field of displacements
 
@@ -76,7 +75,7 @@ def of_boxes(
         pixels = change_colours(image.astype(draws.dtype) / 255, *factors)
         return as_bytes(move_pixels(pixels, *move)), move_boxes(label, *move, len(image))
 
-    return _of_batches(of_image)
+    return _of_batches(of_image, BOXES)
 
 
 @bounded
@@ -130,10 +129,10 @@ def of_masks(
         )
         return as_bytes(move_image(pixels, places)), label | {MASK: move_mask(label[MASK], places)}
 
-    return _of_batches(of_image)
+    return _of_batches(of_image, MASK)
 
 
-def _of_batches(of_image: Callable[..., tuple[jax.Array, Batch]]) -> LabelAugment:
+def _of_batches(of_image: Callable[..., tuple[jax.Array, Batch]], moves: str) -> LabelAugment:
     """Returns the change of batches by a function of key, image and labels of one sample."""
 
     def change(key: jax.Array, batch: Batch) -> Batch:
@@ -141,7 +140,7 @@ def _of_batches(of_image: Callable[..., tuple[jax.Array, Batch]]) -> LabelAugmen
         image, label = jax.vmap(of_image)(keys, batch["image"], batch["label"])
         return batch | {"image": image, "label": label}
 
-    return change
+    return LabelAugment(change, moves)
 
 
 def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
-have them all. Images may have any size and any format in `decode.FORMATS`; they are stretched to
+have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
 Unicode. Files that are not images (Thumbs.db, .DS_Store, notes) are left out. A link that leads
 nowhere is an error.
@@ -224,7 +224,7 @@ def folder_source(
 
     Samples are named by their files, relative to `root`. Notes state which domains have another
     number of images than published, what was left out, and what EXIF turned. `options` are `cache`,
-    `progress` and `orientation` of `decode`; errors are those of `decode`.
+    `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **options)
@@ -270,7 +270,7 @@ def load_folders(
       classes: names of their folders, in the order of the labels; empty for all, by name.
       groups: a regular expression for what no split separates, see `by_class.groups_of`; samples
         are then named by their groups. Empty to divide images one by one.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "folders", without parts.

@@ -163,7 +163,7 @@ def load_image_folders(
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
       classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source, with official parts if lists or folders divide the domains.

@@ -38,7 +38,7 @@ from fedjax_bn.tasks.detection import Recipe, detection
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
-_CLASS = ""  # the kind of labels without boxes or masks
+_CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
 _LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
 _SUITABLE = {
     _CLASS: "a classifier, such as DigitCNN or ResNet18",
@@ -461,7 +461,7 @@ AUGMENTATIONS = {
 }
 
 
-def choose_augmentation(text: str, size: int) -> Callable[..., Any] | None:
+def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
     make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
     return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
@@ -472,7 +472,7 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     change = choose_augmentation(text, size)
     if change is None:
         return look_up
-    moved = {"boxes": BOXES, "masks": MASK}.get(text.partition(":")[0], _CLASS)
+    moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
     if moved != (kind := _kind_of(internal)):
         remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
         raise ConfigError(
@@ -482,7 +482,7 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
 
     def changed(key: jax.Array, batch: Batch) -> Batch:
         if moved:
-            return change(key, batch)
+            return change.change(key, batch)
         return batch | {"image": change(key, batch["image"])}
 
     return lambda source, batch, key: changed(key, look_up(source, batch, key))
