@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import json
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from fedjax_bn.data.boxes.box_folders import load_boxes
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.models import MLP
-from fedjax_bn.run.experiment.datasets import DATASETS, decoding
 from fedjax_bn.serving import folder
 
 TAGS = tuple(range(1, 9))
@@ -61,7 +59,9 @@ def test_an_image_with_a_tag_is_the_upright_image(tmp_path, kind):
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tif"])
 def test_stored_pixels_are_what_torchvision_reads(tmp_path, kind):
     files = [store(tmp_path / f"{tag}{kind}", tag, upright()) for tag in TAGS]
-    found, notes = decode(files, 16, root=tmp_path, progress=False, orientation="stored")
+    how = {"root": tmp_path, "progress": False, "cache": tmp_path / "cache"}
+    decode(files, 16, orientation="stored", **how)
+    found, notes = decode(files, 16, orientation="stored", **how)  # from the cache
     for file, pixels in zip(files, found, strict=True):
         with Image.open(file) as image:
             expected = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
@@ -81,22 +81,6 @@ def test_a_tag_behind_the_pixels_of_a_png_is_read(tmp_path):
     pixels, tag = decode_image(plain[:end] + chunk + plain[end:], 8)
     assert tag == 6
     np.testing.assert_array_equal(pixels, decode_image(tagged, 8)[0])
-
-
-def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored_pixels(tmp_path):
-    for domain, tag in itertools.product("ab", TAGS):
-        name = f"data/{domain}/{'cat' if tag % 2 else 'dog'}/{tag}.jpg"
-        store(tmp_path / name, tag, upright())
-    places = {"data__path": str(tmp_path / "data"), "data__cache": str(tmp_path / "cache")}
-    config = runs.config(data__name="folders", data__image_size=16, **places)
-    for orientation, corners in (("upright", {255}), ("stored", {0, 255})):
-        config.data.orientation = orientation
-        source = DATASETS["folders"](config)
-        images = np.concatenate([pool.images for pool in source.pools])
-        assert set(images[:, 0, 0, 0] // 250 * 255) == corners
-        assert any(note.endswith("EXIF orientation: 14") for note in source.notes)
-        assert DATASETS["folders"](config).notes == source.notes  # from the cache
-        assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
 
 
 def yolo(root: Path, size, box) -> None:

@@ -34,7 +34,7 @@ def saved(path, array, affine=AFFINE, unit="mm"):
 def source_of(image, mask, classes=(), **options):
     slices = Slices(**{"image_size": 16} | options)
     domains = {"A": [Pair(image, mask, "patient")]}
-    return paired_source("x", image.parent, domains, slices, classes, progress=False)
+    return paired_source("x", image.parents[1], domains, slices, classes, progress=False)
 
 
 def read_one(folder, image=None, mask=None, **how):

@@ -84,18 +84,14 @@ def paired_source(
 
     def look(pair: Pair) -> list[int]:
         count, values = conversion.look(pair)
-        # 256 bits in eight numbers, because the cache keeps rows of numbers.
-        return [count, *np.packbits(values).view("<i4").tolist()]
+        return [count, *values.tolist()]
 
     digest = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
     place = f"{root.resolve().name}-{conversion.form}-{digest}"
     # Counts and values of all files come first, because faults show here, before hours of decoding.
-    rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 9, progress)
-    present = np.unpackbits(np.ascontiguousarray(rows[:, 1:]).view(np.uint8), axis=1).astype(bool)
-    class_names, table, class_note = classes_of(
-        present, owners, [pair.mask for pair in pairs], classes
-    )
-    counts = rows[:, 0]
+    rows = cached_numbers(cache, f"looking at masks-{place}", pairs, look, 257, progress)
+    counts, present, files = rows[:, 0], rows[:, 1:].astype(bool), [pair.mask for pair in pairs]
+    class_names, table, class_note = classes_of(present, owners, files, classes)
     ends = np.cumsum([0, *counts])
 
     def make(write: Write) -> tuple[str, ...]:
