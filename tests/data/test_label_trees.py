@@ -12,14 +12,14 @@ from fedjax_bn.data import label_trees
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
-from fedjax_bn.data.label_trees import BOXES, CLASS
-from fedjax_bn.data.sampling import (
+from fedjax_bn.data.drawing import (
     by_epochs,
     label_forms,
     point_to,
     stack_clients,
     validation_batches,
 )
+from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.engine.batches import blank_padding, check_batches
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.rounds import stream_rounds
