@@ -8,6 +8,5 @@ pixels/          image files decoded and kept, changed at random in training, no
 division/        `clients.make_clients` makes the clients of a federation and the unseen domains
 sets/            readers of images with classes; `folders` and `npz` read a user's own
 boxes/, masks/   readers of images with boxes, and with masks
-sampling         the samples of all clients on the device, and the draws of a round
-drawing          the same in one call for a user's own arrays
+drawing          the samples of all clients on the device, and the draws of a round
 """

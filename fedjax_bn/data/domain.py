@@ -31,25 +31,12 @@ _BLOCK = 1024  # rows in memory at a time
 class Rows:
     """Read-only rows `array[index]`, gathered only when they are read.
 
-    `rows[i]`, `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` return new NumPy arrays, equal
-    to those of `array[index]`; so do iteration and `np.asarray`. `len`, `shape`, `dtype`, `ndim`
-    and `nbytes` work too. Index other axes afterwards: `rows[3:5][:, 0]`.
-
-    Args:
-      array: [N, ...], in memory or memory-mapped; neither copied nor written to.
-      index: i64[n] in [0, N), the rows in their order; repeats are allowed.
-
-    Raises:
-      IndexError: the index has a number outside [0, N).
+    `array` is [N, ...], in memory or memory-mapped, and `index` i64[n] in [0, N). `rows[i]`,
+    `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` return new NumPy arrays, equal to those of
+    `array[index]`; so do iteration and `np.asarray`. Other axes are indexed afterwards.
     """
 
-    __slots__ = ("array", "dtype", "index", "nbytes", "ndim", "shape")
-
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
-        # Checked here, because rows are read much later, and NumPy accepts negative numbers.
-        outside = index[(index < 0) | (index >= len(array))]
-        if outside.size:
-            raise IndexError(f"there is no row {outside[0]}; rows are 0..{len(array) - 1}")
         index = np.array(index, np.int64)
         # Rows of rows point into the array itself, so that chains do not grow.
         if isinstance(array, Rows):
@@ -58,14 +45,13 @@ class Rows:
         self.dtype, self.ndim = array.dtype, array.ndim
         self.shape: tuple[int, ...] = (len(index), *array.shape[1:])
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
-        index.setflags(write=False)
 
     def __len__(self) -> int:
         """Returns n."""
         return len(self.index)
 
     def __getitem__(self, item: Any) -> np.ndarray:
-        """Returns `array[index][item]` for a number, slice or array of numbers or bools."""
+        """Returns `array[index][item]`."""
         chosen = self.index[item]
         if not np.ndim(chosen):
             return np.array(self.array[chosen])
@@ -79,7 +65,7 @@ class Rows:
         return gathered.reshape(*chosen.shape, *self.shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all rows, for `np.asarray`; they are always copied."""
+        """Returns all rows, copied."""
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
@@ -128,8 +114,7 @@ class Dataset(NamedTuple):
 def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
     """Yields the domain's splits that exist, by name: train, validation, test."""
     for name in ("train", "validation", "test"):
-        split = getattr(domain, name)
-        if split is not None:
+        if (split := getattr(domain, name)) is not None:
             yield name, split
 
 
@@ -149,10 +134,7 @@ def whole(domain: Domain) -> Split:
 
 
 def scored_part(domains: Iterable[Domain]) -> str:
-    """Returns which of their samples domains are tested on: "test", "validation", or both.
-
-    Without test samples a domain is tested on its validation samples, which also chose the round.
-    """
+    """Returns what domains are tested on: "test", "validation" where they have none, or both."""
     return part_of_all("validation" if d.test is d.validation else "test" for d in domains)
 
 
@@ -217,10 +199,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
     """Raises ValueError if there are no domains or clients, or two have one name."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice or not names:
-        fault = f"two domains or clients are called {twice[0]!r}" if twice else "no domains"
-        raise ValueError(f"{dataset}: {fault}; it needs domains of different names")
+    if len(set(names)) < len(names) or not names:
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        raise ValueError(f"{dataset} needs domains of different names, not {twice or 'no domains'}")
 
 
 def _sample_form(split: Split) -> dict[str, str]:
@@ -230,7 +211,6 @@ def _sample_form(split: Split) -> dict[str, str]:
 
 
 def _check_images(images: np.ndarray | Rows, place: str) -> None:
-    """Raises ValueError unless images are bytes or finite floats, at least one."""
     check_images(images, f"{place}: the images")
     are_bytes = images.dtype == np.uint8
     if not len(images) or images.ndim < 2 or (are_bytes and images.ndim != 4):
@@ -239,11 +219,8 @@ def _check_images(images: np.ndarray | Rows, place: str) -> None:
             "[N, H, W, C] or float32 [N, ...]"
         )
     for number, block in enumerate(() if are_bytes else blocks(images)):  # may be large
-        if len(rows := np.argwhere(~np.isfinite(block))):
-            raise ValueError(
-                f"{place} has a feature that is not finite in sample "
-                f"{_BLOCK * number + rows[0, 0]}; drop or impute it"
-            )
+        for sample in np.argwhere(~np.isfinite(block))[:1, 0] + _BLOCK * number:
+            raise ValueError(f"{place}: sample {sample} is not finite; drop or impute it")
 
 
 def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
@@ -270,38 +247,29 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
         raise ValueError(
             f"{place} has {count} images {sides} with labels {label_forms}; they must be {allowed}"
         )
+    if fault := _wrong_value(labels, num_classes):
+        raise ValueError(f"{place} has {fault}; classes must be in 0..{num_classes - 1}")
+
+
+def _wrong_value(labels: PyTree, num_classes: int) -> str:
+    """Returns the first value of labels that is not allowed, and where it is; "" without one."""
     if has_masks(labels):
-        _check_mask_values(labels, num_classes, place)
-    elif has_boxes(labels):
-        _check_box_values(labels[BOXES], labels[CLASS], num_classes, place)
-    elif len(rows := np.flatnonzero((labels < 0) | (labels >= num_classes))):
-        raise ValueError(
-            f"{place} has label {labels[rows[0]]} at index {rows[0]}; "
-            f"labels must be in 0..{num_classes - 1}"
-        )
-
-
-def _check_box_values(boxes: np.ndarray, classes: np.ndarray, num_classes: int, place: str) -> None:
-    """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
-    is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
-    with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
-        inside = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    for image, row in np.argwhere(~is_class | (~inside & (classes != PADDING)))[:1]:
-        raise ValueError(
-            f"{place} has class {classes[image, row]} and box {boxes[image, row].tolist()} at "
-            f"image {image}, box {row}; classes must be in 0..{num_classes - 1}, -2 less that of a "
-            "crowd, or -1 after an image's boxes, and boxes 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
-        )
-
-
-def _check_mask_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
-    """Raises ValueError if a class is unknown, or a spacing is not above 0."""
-    for number, block in enumerate(blocks(labels[MASK])):  # may be memory-mapped and large
-        for image, row, column in np.argwhere((block >= num_classes) & (block != UNLABELLED))[:1]:
-            raise ValueError(
-                f"{place} has class {block[image, row, column]} in mask {_BLOCK * number + image} "
-                f"at row {row}, column {column}; classes must be in 0..{num_classes - 1}, or "
-                f"{UNLABELLED} for a pixel without a label"
-            )
-    if SPACING in labels and not (np.isfinite(labels[SPACING]) & (labels[SPACING] > 0)).all():
-        raise ValueError(f"{place} has a spacing that is not above 0; give millimetres")
+        for number, block in enumerate(blocks(labels[MASK])):  # may be memory-mapped and large
+            for image, row, column in np.argwhere((block >= num_classes) & (block != UNLABELLED)):
+                value, image = block[image, row, column], _BLOCK * number + image
+                return f"class {value} in mask {image} at row {row}, column {column}"
+        spacing = labels.get(SPACING, np.ones(1))
+        sound = (np.isfinite(spacing) & (spacing > 0)).all()
+        return "" if sound else "a spacing that is not above 0 millimetres"
+    if has_boxes(labels):
+        boxes, classes = labels[BOXES], labels[CLASS]
+        is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
+        with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
+            inside = ((boxes >= 0) & (boxes <= 1)).all(-1)
+            inside &= (boxes[..., 2:] > boxes[..., :2]).all(-1)
+        for image, row in np.argwhere(~is_class | (~inside & (classes != PADDING))):
+            place = f"at image {image}, box {row}, not 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
+            return f"class {classes[image, row]} and box {boxes[image, row].tolist()} {place}"
+        return ""
+    rows = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    return f"label {labels[rows[0]]} at index {rows[0]}" if len(rows) else ""

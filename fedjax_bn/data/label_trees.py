@@ -72,9 +72,9 @@ def is_of_masks(leaves: Sequence[str], shape: Sequence[int]) -> bool:
 def as_labels(labels: Any, place: str) -> PyTree:
     """Returns a user's labels in the dtypes in which they are stored.
 
-    Labels are classes, whole numbers [N]; or masks [N, H, W] of whole numbers or bools, 255 for a
-    pixel without a label; or {"mask": masks} with "volume": whole numbers [N] and "spacing":
-    f[N, 3] if known. A ValueError begins with `place`.
+    Labels are whole numbers [N]; or masks [N, H, W] of whole numbers or bools; or {"mask": masks}
+    with "volume": whole numbers [N] and "spacing": f[N, 3] if known. A ValueError begins with
+    `place`.
     """
     if not isinstance(labels, Mapping):
         labels = np.asarray(labels)
@@ -82,10 +82,7 @@ def as_labels(labels: Any, place: str) -> PyTree:
             return class_labels(labels, place)
         labels = {MASK: labels}
     if not {MASK} <= set(labels) <= {MASK, VOLUME, SPACING}:
-        raise ValueError(
-            f"{place} have the leaves {sorted(labels)}; give {MASK!r}, with {VOLUME!r} and "
-            f"{SPACING!r} if known"
-        )
+        raise ValueError(f"{place} have {sorted(labels)}; give {MASK}, {VOLUME} and {SPACING}")
     mask, tree = np.asarray(labels[MASK]), dict(labels)
     # Bytes are taken as they are; of others, 256 would silently become 0 as a byte.
     if mask.dtype in (bool, np.uint8):

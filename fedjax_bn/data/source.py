@@ -64,22 +64,20 @@ def check_source(source: Source) -> Source:
 
     Raises:
       ValueError: images or labels have another form, see `fedjax_bn.engine.inputs`; there is no
-        pool, two have one name, a pool is empty, its arrays differ in length, or a part is not
-        TRAIN, VALIDATION or TEST.
+        pool, two have one name, a pool is empty, its arrays differ in length, or a part is unknown.
     """
     check_names_differ([pool.name for pool in source.pools], source.name)
     pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
         arrays = {"images": pool.images, "names": pool.names, **dict(leaves_of(pool.labels))}
-        parts = () if pool.parts is None else pool.parts
-        arrays |= {"parts": parts} if len(parts) else {}
+        arrays |= {} if pool.parts is None else {"parts": pool.parts}
         lengths = {name or "labels": len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1 or not len(pool.images):
             raise ValueError(
                 f"{place}: the numbers of samples are {lengths}; they must be equal and above 0"
             )
-        if not np.isin(parts, list(PARTS.values())).all():
+        if pool.parts is not None and not np.isin(pool.parts, list(PARTS.values())).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):

@@ -83,7 +83,7 @@ def validation_score(
     """Returns the function that scores a client's model on its own validation samples.
 
     `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
-    bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
+    bool[V, B]}, as `data.drawing.validation_batches` makes it for all clients.
 
     Args:
       prepare: stored images -> what the model reads.

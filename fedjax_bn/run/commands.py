@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.data.domain import Domain
-from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.data.drawing import label_forms
 from fedjax_bn.federation import traffic
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train

@@ -23,7 +23,7 @@ from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, Split, scored_part, whole
 from fedjax_bn.data.label_trees import MASK, form_of_labels, has_masks
-from fedjax_bn.data.pixels.decode import resized, resized_masks
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
@@ -262,7 +262,8 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
     """Returns a split with images, and masks if there are any, of a shape (H, W, C)."""
     labels = split.labels
     if has_masks(labels):
-        labels = labels | {MASK: resized_masks(labels[MASK], shape)}
+        masks = resized(labels[MASK][..., None], (*shape[:2], 1), nearest=True)
+        labels = labels | {MASK: masks[..., 0]}
     return split._replace(images=resized(split.images, shape), labels=labels)
 
 

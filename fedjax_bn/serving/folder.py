@@ -60,7 +60,7 @@ class About(NamedTuple):
     adaptations: list  # with which the run tested unseen clients
     programs: dict  # adaptation -> the argument `about` of `open_program`
     batch_size: int  # B of tests with adaptations that set no other
-    orientation: str  # "upright" or "stored", see `pixels.raster`
+    orientation: str  # "upright" or "stored", see `pixels.decode`
     masks: str  # how images of another size reach a model that segments: "resize" or "tiles"
     client: str = ""  # whose own model it is; "" for the one that an unseen client receives
     # how slices of scans become samples, see `data.masks.volumes.Slices`

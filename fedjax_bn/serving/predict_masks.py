@@ -24,8 +24,7 @@ from PIL import Image
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.masks.assemble import TILES
 from fedjax_bn.data.masks.volumes import Slices, save_mask, shape_of, slices_of, uncropped
-from fedjax_bn.data.pixels.decode import cut, put_together, relative_names, resized
-from fedjax_bn.data.pixels.raster import open_image
+from fedjax_bn.data.pixels.decode import cut, open_image, put_together, relative_names, resized
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.serving import Predictor
 from fedjax_bn.serving.folder import About, new_folder

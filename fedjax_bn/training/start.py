@@ -13,7 +13,7 @@ from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Split
-from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.data.drawing import label_forms
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.images import Prepare
@@ -139,7 +139,7 @@ def batches_of_one(experiment: Experiment) -> Batches:
         "client": _Form((), jnp.int32),
         "source": _Form((max(sizes), *images.shape[1:]), images.dtype),
     }
-    if experiment.validates:  # in the form of `sampling.validation_batches`
+    if experiment.validates:  # in the form of `drawing.validation_batches`
         longest = max(len(domain.validation.images) for domain in domains)
         size = min(experiment.evaluation.batch_size, longest)
         place = (math.ceil(longest / size), size)

@@ -20,8 +20,6 @@ crop_and_resize = jax.jit(augment.crop_and_resize, static_argnums=5)
 rotate = jax.jit(augment.rotate)
 shift_hue = jax.jit(augment.shift_hue)
 jitter = jax.jit(augment.jitter)
-FACTORS = [0.0, 0.7, 1.0, 1.3, 2.5]
-ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 def levels(image):
@@ -73,13 +71,14 @@ def test_rotation_equals_pillow_bit_by_bit_and_in_float32_but_for_few_pixels(ang
         assert (single != np.asarray(theirs)).any(-1).mean() < 1e-3
 
 
-@pytest.mark.parametrize("which", range(3), ids=("brightness", "contrast", "saturation"))
+@pytest.mark.parametrize("which", range(3))
 def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(which):
+    enhancer = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[which]
     order = np.array([which, *(k for k in range(4) if k != which)], np.int32)
-    for factor in FACTORS:
+    for factor in (0.0, 0.7, 1.0, 2.5):
         factors = jnp.ones(3).at[which].set(factor)
         for photograph in PHOTOGRAPHS:
-            theirs = ENHANCERS[which](Image.fromarray(photograph)).enhance(factor)
+            theirs = enhancer(Image.fromarray(photograph)).enhance(factor)
             ours = levels(jitter(pixels(photograph), factors, 0.0, order))
             # Pillow rounds the grey (half a level, times |1 - factor|) and cuts (one level).
             assert np.abs(ours - np.asarray(theirs)).max() <= 1.01 + abs(1 - factor) / 2
@@ -121,13 +120,13 @@ def test_jitter_applies_the_four_changes_in_every_given_order():
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
 
 
-def boxes(count, height, width, scale, ratio):
-    draw = partial(augment.crop_box, height=height, width=width, scale=scale, ratio=ratio)
+def boxes(count, height, width, scale):
+    draw = partial(augment.crop_box, height=height, width=width, scale=scale)
     return [np.asarray(values) for values in jax.jit(jax.vmap(draw))(keys(count))]
 
 
 def test_boxes_have_the_areas_the_ratios_and_the_places_asked_for():
-    top, left, high, wide = boxes(4000, 1000, 900, (0.1, 0.3), (3 / 4, 4 / 3))
+    top, left, high, wide = boxes(4000, 1000, 900, (0.1, 0.3))
     assert_uniform(high * wide / 9e5 + np.linspace(-1e-3, 1e-3, 4000), 0.099, 0.301)
     assert_uniform(np.log(wide / high), np.log(3 / 4) - 2e-3, np.log(4 / 3) + 2e-3)
     for start, length, side in ((top, high, 1000), (left, wide, 900)):
@@ -141,40 +140,27 @@ def test_boxes_have_the_areas_the_ratios_and_the_places_asked_for():
     [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))],
 )
 def test_where_no_box_fits_it_is_the_largest_in_the_middle(height, width, expected):
-    for box, value in zip(
-        boxes(5, height, width, (0.99, 1.0), (3 / 4, 4 / 3)), expected, strict=True
-    ):
-        assert (box == value).all()
+    assert (np.stack(boxes(5, height, width, (0.99, 1.0)), -1) == expected).all()
 
 
 def test_office_mirrors_half_of_the_images_and_turns_them_by_angles_uniform_in_the_range():
-    side = 121
+    side = 91
     # Each pixel is its own place, so that a result tells where its pixels came from.
     place = np.stack([*np.meshgrid(np.arange(side), np.arange(side)), np.zeros((side, side))], -1)
-    images = jnp.broadcast_to(jnp.asarray(place, jnp.uint8), (600, side, side, 3))
+    images = jnp.broadcast_to(jnp.asarray(place, jnp.uint8), (300, side, side, 3))
     turned = np.asarray(jax.jit(augment.office())(jax.random.key(0), images), int) - side // 2
     x, y = turned[:, side // 2, side - 3, :2].T
     mirrored = x < 0
     assert stats.binomtest(int(mirrored.sum()), len(mirrored)).pvalue > 0.01
-    assert_uniform(np.rad2deg(np.arctan2(y, abs(x))), -30.5, 30.5)  # nearest pixels: half a degree
+    assert_uniform(np.rad2deg(np.arctan2(y, abs(x))), -30.7, 30.7)  # of nearest pixels
 
 
-def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart():
+def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart(monkeypatch):
     """What a factor does to an image is compared with Pillow above."""
-    seen, spread = [], (0.3, 0.4, 1.2, 0.1)
-
-    def record(image, factors, turns, order):
-        seen.append((factors, turns, order))
-        return image
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(augment, "jitter", record)
-
-        def draw(key):
-            augment.random_jitter(key, jnp.zeros((1, 1, 3)), spread)
-            return seen.pop()
-
-        factors, turns, orders = map(np.asarray, jax.jit(jax.vmap(draw))(keys(4800)))
+    spread = (0.3, 0.4, 1.2, 0.1)
+    monkeypatch.setattr(augment, "jitter", lambda image, *drawn: drawn)
+    draw = partial(augment.random_jitter, image=jnp.zeros((1, 1, 3)), spread=spread)
+    factors, turns, orders = map(np.asarray, jax.jit(jax.vmap(draw))(keys(4800)))
     for width, column in zip(spread, (*factors.T, 1 + turns), strict=True):
         assert_uniform(column, max(0, 1 - width), 1 + width)
     _, counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)
@@ -183,8 +169,6 @@ def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart():
     correlation = np.corrcoef(np.column_stack([factors, orders]).T)
     assert np.abs(correlation[:3, 3:]).max() < 0.05
 
-
-# Whole augmentations
 
 RUN = {"domainbed": jax.jit(augment.domainbed(48)), "office": jax.jit(augment.office())}
 
@@ -202,26 +186,19 @@ def test_a_key_decides_every_bit_and_a_sample_does_not_depend_on_the_others(name
     assert (first != np.asarray(run(jax.random.key(4), batch))).mean() > 0.3
     again = run(jax.random.key(3), batch.at[0].set(7).at[3].set(200))
     np.testing.assert_array_equal(again[1:3], first[1:3])
-    if name == "office":  # as every transform; another shape is another compilation
-        np.testing.assert_array_equal(run(jax.random.key(3), batch[:3]), first[:3])
     results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
     for i, j in zip(*np.triu_indices(4, 1), strict=True):
         assert (results[i] != results[j]).mean() > 0.3
 
 
-def trace(run, shape, dtype=jnp.uint8):
-    jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("run", "shape", "dtype", "message"),
     [
-        (lambda: augment.domainbed(0), "size=0"),
-        (lambda: trace(augment.office(), (2, 9), jnp.float32), "u8"),
-        (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "3 channels"),
-        (lambda: trace(augment.randaug(), (2, 9, 9, 1)), "3 channels"),
+        (augment.office(), (2, 9), jnp.float32, "u8"),
+        (augment.domainbed(8), (2, 9, 9, 1), jnp.uint8, "3 channels"),
+        (augment.randaug(), (2, 9, 9, 1), jnp.uint8, "3 channels"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_names_it(call, message):
+def test_images_that_do_not_suit_are_refused(run, shape, dtype, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))

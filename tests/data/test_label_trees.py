@@ -12,14 +12,14 @@ from fedjax_bn.data import label_trees
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
-from fedjax_bn.data.label_trees import BOXES, CLASS
-from fedjax_bn.data.sampling import (
+from fedjax_bn.data.drawing import (
     by_epochs,
     label_forms,
     point_to,
     stack_clients,
     validation_batches,
 )
+from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.engine.batches import blank_padding, check_batches
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.rounds import stream_rounds
@@ -123,27 +123,24 @@ def dataset_with(labels) -> Dataset:
 
 def test_the_hash_of_the_data_depends_on_every_box():
     labels = boxed.split(4).labels
-    dataset = dataset_with(labels)
     moved = {name: leaf.copy() for name, leaf in labels.items()}
     moved[BOXES][-1, -1, -1] += 0.01
     other = labels | {CLASS: np.where(labels[CLASS] == 0, 1, labels[CLASS])}
-    hashes = {fingerprint(dataset_with(one)) for one in (labels, moved, other)}
-    assert fingerprint(dataset) in hashes
-    assert len(hashes) == 3
+    assert len({fingerprint(dataset_with(one)) for one in (labels, moved, other)}) == 3
 
 
 @pytest.mark.parametrize(
-    ("box", "class_", "said"),
+    ("box", "class_"),
     [
-        ((0.1, 0.1, 0.1, 0.4), 0, "image 1, box 0"),
-        ((-0.1, 0.1, 0.2, 0.4), 0, "image 1, box 0"),
-        ((0.1, 0.1, float("nan"), 0.4), 0, "nan"),
-        ((0.1, 0.1, 0.2, 0.4), 3, "class 3 .* image 1, box 0"),
+        ((0.1, 0.1, 0.1, 0.4), 0),
+        ((-0.1, 0.1, 0.2, 0.4), 0),
+        ((0.1, 0.1, float("nan"), 0.4), 0),
+        ((0.1, 0.1, 0.2, 0.4), 3),
     ],
 )
-def test_a_wrong_box_is_named_before_anything_is_trained(box, class_, said):
+def test_a_wrong_box_is_named_before_anything_is_trained(box, class_):
     labels = {BOXES: np.zeros((2, 1, 4), np.float32), CLASS: np.full((2, 1), -1, np.int32)}
     check_dataset(dataset_with(labels))  # images without boxes are sound
     labels[BOXES][1, 0], labels[CLASS][1, 0] = box, class_
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"class {class_} .* image 1, box 0"):
         check_dataset(dataset_with(labels))

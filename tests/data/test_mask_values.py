@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from fedjax_bn.data.masks.assemble import classes_of, open_mask
+from fedjax_bn.data.masks.assemble import classes_of
+from fedjax_bn.data.masks.mask_folders import open_mask
 from fedjax_bn.engine.inputs import UNLABELLED
 
 VALUES = np.array([[0, 1, 2], [2, 255, 0]], np.uint8)
@@ -33,7 +34,10 @@ FILES = {
     "grey and transparent": content(np.stack([VALUES, 255 - VALUES], -1), "PNG"),
     "16 bits": content(VALUES.astype(np.uint16), "PNG"),
     "bytes in 16 bits": content(VALUES.astype(np.uint16) * 257, "TIFF"),
-    "palette of greys": content(with_palette(VALUES, [(k, k, k) for k in range(256)]), "PNG"),
+    # Its indices are 255 less than the greys that viewers show.
+    "palette of greys": content(
+        with_palette(255 - VALUES, [(255 - k,) * 3 for k in range(256)]), "PNG"
+    ),
     "palette": content(with_palette(VALUES, COLOURS), "PNG"),
     "palette TIFF": content(with_palette(VALUES, COLOURS), "TIFF"),
 }
@@ -51,17 +55,7 @@ def test_a_mask_of_one_bit_is_black_and_white(form):
     assert np.array_equal(np.asarray(open_mask(content(image, form))), 255 * (VALUES == 2))
 
 
-def test_a_palette_of_other_greys_gives_the_greys():
-    mask = open_mask(content(with_palette(VALUES % 3, [(0,) * 3, (200,) * 3, (9,) * 3]), "PNG"))
-    assert np.array_equal(np.asarray(mask), np.array([0, 200, 9], np.uint8)[VALUES % 3])
-
-
 def test_jpeg_is_black_and_white():
-    image = np.zeros((32, 32), np.uint8)
-    image[5:20, 7:] = 255
-    mask = open_mask(content(image, "JPEG", quality=60))
-    assert set(np.unique(mask)) == {0, 255}
-    assert (np.asarray(mask) == image).mean() > 0.98
     threshold = np.repeat(np.array([[127, 128]], np.uint8), 16, 0).repeat(16, 1)
     mask = np.asarray(open_mask(content(threshold, "JPEG", quality=100)))
     assert mask[0].tolist() == [0] * 16 + [255] * 16

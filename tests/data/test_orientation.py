@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,9 +14,7 @@ import runs
 from fedjax_bn.data.boxes.box_folders import load_boxes
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
-from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
-from fedjax_bn.run.experiment.datasets import DATASETS, decoding
 from fedjax_bn.serving import folder
 
 TAGS = tuple(range(1, 9))
@@ -42,35 +41,27 @@ def upright():
 def store(path: Path, tag: int, pixels: np.ndarray, **options) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
-    exif[ORIENTATION] = tag
+    exif[274] = tag
     options = {"quality": 100, "subsampling": 0} if path.suffix == ".jpg" else options
     Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(path, exif=exif, **options)
     return path
 
 
-def tagged_folders(root: Path) -> Path:
-    for domain in "ab":
-        for tag in TAGS:
-            store(root / domain / ("cat" if tag % 2 else "dog") / f"{tag}.jpg", tag, upright())
-    return root
-
-
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tif"])
-@pytest.mark.parametrize("tag", TAGS)
-def test_an_image_with_a_tag_is_the_upright_image(tmp_path, kind, tag):
-    pixels = (
-        np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
-    )
-    plain = store(tmp_path / f"plain{kind}", 1, pixels, lossless=True)
-    file = store(tmp_path / f"tagged{kind}", tag, pixels, lossless=True)
-    found, expected = (decode([f], 16, root=tmp_path, progress=False)[0] for f in (file, plain))
-    np.testing.assert_allclose(found.astype(int), expected, atol=12 if kind == ".jpg" else 2)
+def test_an_image_with_a_tag_is_the_upright_image(tmp_path, kind):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8)
+    pixels = pixels.repeat(8, 0).repeat(8, 1)
+    files = [store(tmp_path / f"{tag}{kind}", tag, pixels, lossless=True) for tag in TAGS]
+    plain, *found = decode(files, 16, root=tmp_path, progress=False)[0].astype(int)
+    np.testing.assert_allclose(found, [plain] * 7, atol=12 if kind == ".jpg" else 2)
 
 
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tif"])
 def test_stored_pixels_are_what_torchvision_reads(tmp_path, kind):
     files = [store(tmp_path / f"{tag}{kind}", tag, upright()) for tag in TAGS]
-    found, notes = decode(files, 16, root=tmp_path, progress=False, orientation="stored")
+    how = {"root": tmp_path, "progress": False, "cache": tmp_path / "cache"}
+    decode(files, 16, orientation="stored", **how)
+    found, notes = decode(files, 16, orientation="stored", **how)  # from the cache
     for file, pixels in zip(files, found, strict=True):
         with Image.open(file) as image:
             expected = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
@@ -90,23 +81,6 @@ def test_a_tag_behind_the_pixels_of_a_png_is_read(tmp_path):
     pixels, tag = decode_image(plain[:end] + chunk + plain[end:], 8)
     assert tag == 6
     np.testing.assert_array_equal(pixels, decode_image(tagged, 8)[0])
-
-
-def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored_pixels(tmp_path):
-    config = runs.config(
-        data__name="folders",
-        data__path=str(tagged_folders(tmp_path / "data")),
-        data__cache=str(tmp_path / "cache"),
-        data__image_size=16,
-    )
-    for orientation, corners in (("upright", {255}), ("stored", {0, 255})):
-        config.data.orientation = orientation
-        source = DATASETS["folders"](config)
-        images = np.concatenate([pool.images for pool in source.pools])
-        assert set(images[:, 0, 0, 0] // 250 * 255) == corners
-        assert any(note.endswith("EXIF orientation: 14") for note in source.notes)
-        assert DATASETS["folders"](config).notes == source.notes  # from the cache
-        assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
 
 
 def yolo(root: Path, size, box) -> None:
@@ -154,57 +128,30 @@ def test_a_box_covers_its_pixels_whichever_frame_its_labels_state(
     assert ("EXIF orientation" in notes) == (tag > 1)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A model of 8 x 8 pixels that was never trained."""
-    import jax
+def predicted(model: Path, data: Path, capsys) -> list[list[str]]:
+    """The probabilities of each image of a folder."""
+    assert runs.command("predict", "--model", str(model), "--data", str(data)) == 0
+    return [row[2:] for row in csv.reader(io.StringIO(capsys.readouterr().out))][1:]
 
-    place = tmp_path_factory.mktemp("served") / "model"
+
+def test_predict_reads_images_as_the_training_of_its_model_did(tmp_path, capsys):
     rng = np.random.default_rng(0)
     like = jax.eval_shape(MLP(2).init, jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))
     variables = jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(leaf.dtype), like)
-    about = folder.About(
-        form=folder.FORM,
-        library="",
-        model="MLP",
-        compute_dtype="float32",
-        method="fedavg",
-        dataset="folders",
-        round=1,
-        classes=["a", "b"],
-        shape=[8, 8, 3],
-        dtype="uint8",
-        mean=[0.5],
-        std=[0.5],
-        adaptations=["running"],
-        programs={},
-        batch_size=32,
-        orientation="upright",
-        masks="",
-    )
-    folder.write_served(place, about, variables, {})
-    return place
-
-
-def predicted(model: Path, data: Path, capsys) -> list[list[str]]:
-    assert runs.command("predict", "--model", str(model), "--data", str(data)) == 0
-    return list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
-
-
-def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path, capsys):
-    pixels = np.random.default_rng(1).integers(0, 256, (12, 8, 3), np.uint8)
+    about = {"form": folder.FORM, "library": "", "model": "MLP", "compute_dtype": "float32"}
+    about |= {"method": "fedavg", "dataset": "folders", "round": 1, "classes": ["a", "b"]}
+    about |= {"shape": [8, 8, 3], "dtype": "uint8", "mean": [0.5], "std": [0.5], "programs": {}}
+    about |= {"adaptations": ["running"], "batch_size": 32, "masks": ""}
+    for orientation in ("upright", "stored"):
+        model = folder.About(**about, orientation=orientation)
+        folder.write_served(tmp_path / orientation, model, variables, {})
+    pixels = rng.integers(0, 256, (12, 8, 3), np.uint8)
     for tag in TAGS:
         store(tmp_path / f"tagged/{tag}.png", tag, pixels)
-        plain = tmp_path / f"plain/{tag}.png"
-        plain.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(plain)
-    rows = predicted(served, tmp_path / "tagged", capsys)
-    assert len({tuple(row[2:]) for row in rows}) == 1
-    plain = [row[2:] for row in predicted(served, tmp_path / "plain", capsys)]
-    about = json.loads((served / "model.json").read_text())
-    as_stored = tmp_path / "stored"
-    as_stored.mkdir()
-    (as_stored / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
-    (as_stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
-    rows = predicted(as_stored, tmp_path / "tagged", capsys)
-    assert [row[2:] for row in rows] == plain
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        rows = np.ascontiguousarray(STORE[tag](pixels))
+        Image.fromarray(rows).save(tmp_path / f"plain/{tag}.png")
+    upright = predicted(tmp_path / "upright", tmp_path / "tagged", capsys)
+    assert len({tuple(row) for row in upright}) == 1
+    plain = predicted(tmp_path / "upright", tmp_path / "plain", capsys)
+    assert predicted(tmp_path / "stored", tmp_path / "tagged", capsys) == plain

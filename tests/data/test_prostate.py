@@ -35,15 +35,12 @@ def test_patients_are_never_separated_by_default(sites):
     assert source.classes == ("background", "prostate")
     numbers = np.concatenate([pool.labels[VOLUME] for pool in source.pools])
     assert np.array_equal(np.unique(numbers, return_counts=True)[1], [DEPTH] * 60)
-    for split in ("stratified", "holdout"):
-        clients, (unseen,) = make_clients(
-            source, target="HK", split=split, validation=0.1, test=0.2, seed=3
-        )
-        assert len(unseen.test.images) == 10 * DEPTH
-        for domain in clients.domains:
-            owned = {part: set(own.names) for part, own in splits(domain)}
-            assert sum(map(len, owned.values())) == len(set.union(*owned.values())) == 10
-            assert [len(owned[part]) for part in ("train", "validation", "test")] == [7, 1, 2]
+    clients, (unseen,) = make_clients(source, target="HK", validation=0.1, test=0.2, seed=3)
+    assert len(unseen.test.images) == 10 * DEPTH
+    for domain in clients.domains:
+        owned = [set(own.names) for _, own in splits(domain)]
+        assert [len(names) for names in owned] == [7, 1, 2]
+        assert len(set.union(*owned)) == 10
 
 
 def test_harmofls_protocol_divides_slices_and_its_note_warns(sites):
@@ -109,11 +106,7 @@ def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("gone", "culprit"),
-    [
-        ("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz"),
-        ("Case00_segmentation.nii.gz", "UCL/Case00.nii.gz"),
-        ("*", "UCL"),
-    ],
+    [("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz"), ("*", "UCL")],
 )
 def test_a_missing_file_is_named(tmp_path, gone, culprit):
     root = scans.write_prostate(tmp_path, cases=2, sites=("UCL",))

@@ -140,12 +140,10 @@ def test_a_copy_that_names_code_of_others_is_not_opened(copies, tmp_path, monkey
     assert "evil_features" not in sys.modules
 
 
-def test_a_missing_copy_or_class_and_too_large_images_are_named(copies, tmp_path):
+def test_a_missing_copy_or_class_is_named(copies, tmp_path):
     with pytest.raises(FileNotFoundError, match="tfds build mnist"):
         read(tmp_path, "mnist")
     with pytest.raises(ValueError, match=r"data\.domains"):
         read(tmp_path)
     with pytest.raises(ValueError, match="'cup'"):
         read(copies, "mnist", classes=("cup",))
-    with pytest.raises(ValueError, match=r"data\.max_megapixels"):
-        read(copies, "mnist", max_megapixels=1e-6)

@@ -82,11 +82,11 @@ def test_rows_of_rows_are_rows_of_the_array(base):
     np.testing.assert_array_equal(np.asarray(rows), BASE[[11, 7]])
 
 
-def big(names: bool = True) -> Dataset:
+def big() -> Dataset:
     """Clients of an array that cannot be read."""
+    names = np.array([f"image {k:04}.png" for k in range(6000)])
     labels = np.arange(6000, dtype=np.int32) % 3
-    sample = np.array([f"image {k:04}.png" for k in range(6000)])
-    split = Split(Rows(Unreadable(), np.arange(6000)), labels, sample if names else None)
+    split = Split(Rows(Unreadable(), np.arange(6000)), labels, names)
     parts = np.split(generator(1).permutation(6000), [4000, 5000])
     domain = Domain("one", *(select(split, part) for part in parts))
     return Dataset("big", 3, (domain,), (0.5,), (0.5,))
@@ -96,12 +96,7 @@ def test_nothing_is_read_to_check_split_and_hash_named_samples():
     dataset = share_out_domains(check_dataset(big()), clients_per_domain=4, fraction=0.5, seed=3)
     assert [len(client.train.images) for client in dataset.domains] == [500] * 4
     assert len(whole(big().domains[0]).images) == 6000
-    assert stratified_sample(whole(big().domains[0]), 7, generator(0)).images.shape == (
-        7,
-        10**6,
-        10**6,
-        3,
-    )
+    assert len(stratified_sample(whole(big().domains[0]), 7, generator(0)).images) == 7
     assert fingerprint(dataset) == fingerprint(dataset) != fingerprint(big())
 
 
@@ -131,9 +126,3 @@ def test_whole_counts_samples_that_validate_and_test_once():
     assert isinstance(joined.images, Rows)
     np.testing.assert_array_equal(np.asarray(joined.images), BASE[[3, 4, 5, 6, 7, 0, 1, 2]])
     assert "".join(joined.names) == "defghabc"
-
-
-def test_a_row_that_is_not_there_is_an_error_when_rows_are_made():
-    for number in (12, -1):
-        with pytest.raises(IndexError, match=str(number)):
-            Rows(BASE, np.array([number]))

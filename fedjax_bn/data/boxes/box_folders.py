@@ -23,14 +23,15 @@ from fedjax_bn.data.boxes.box_files import WHERE, Labelled, read_labels
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
-from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names, to_square
-from fedjax_bn.data.pixels.raster import (
-    MEGAPIXELS,
+from fedjax_bn.data.pixels.decode import (
     STORED,
     UPRIGHT,
+    decode,
+    hash_of_files,
     open_raster,
     orientation_of,
-    turned_by_pillow,
+    relative_names,
+    to_square,
 )
 from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
@@ -52,7 +53,6 @@ def load_boxes(
     max_boxes: int = 100,
     cache: str | Path | None = None,
     progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
     orientation: str = UPRIGHT,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their boxes, one pool a domain.
@@ -66,7 +66,7 @@ def load_boxes(
       classes: names, in the order of their numbers; empty for all. Boxes of others are left out.
       name: of the source.
       max_boxes: of an image; an image with more keeps its largest.
-      cache, progress, max_megapixels, orientation: see `pixels.decode`.
+      cache, progress, orientation: see `pixels.decode`.
     """
     root = Path(path or "PATH")
     folders = _domain_folders(root, domains)
@@ -83,7 +83,7 @@ def load_boxes(
             f"{len(missing)} of {len(files)} labelled images are not in {root}: "
             f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
         )
-    options = {"cache": cache, "max_megapixels": max_megapixels, "orientation": orientation}
+    options = {"cache": cache, "orientation": orientation}
     images, converted = decode(
         files, image_size, root=root, progress=progress, letterbox=True, **options
     )
@@ -182,9 +182,7 @@ def _place(
     return inside[index], np.array(classes, np.int32)[index]
 
 
-def _frames_of(
-    files: Sequence[Path], root: Path, *, cache: Any, max_megapixels: float, orientation: str
-) -> np.ndarray:
+def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: str) -> np.ndarray:
     """Returns i32[N, 3], cached: width and height of each image as used, and a tag.
 
     The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
@@ -192,9 +190,9 @@ def _frames_of(
     """
 
     def frame(file: Path) -> tuple[int, int, int]:
-        image = open_raster(file.read_bytes(), max_megapixels)
+        image = open_raster(file.read_bytes())
         tag, (width, height) = orientation_of(image), image.size
-        if not turned_by_pillow(image):
+        if image.format != "TIFF":  # which Pillow turns itself
             if orientation == STORED:
                 tag = {6: 8, 8: 6}.get(tag, tag)  # every other turn is its own inverse
             elif tag > 4:

@@ -13,19 +13,39 @@ names there are patterns, an image's and its mask's, relative to the domain's fo
 `images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both have in common,
 * any text; neither matches a /. Where domains differ, several pairs of patterns are given, of which
 a domain takes the first that fits an image and a mask.
+
+A mask refers to its image as viewers show it, turned upright by its EXIF, or, with the orientation
+"stored", to the rows of its file; a mask with an EXIF orientation of its own is turned likewise. It
+is stretched as its image is, to the nearest value. It is a number for each pixel: grey of 1, 8 or
+16 bits, equal red, green and blue, or a palette. With a palette of greys a value is its grey, else
+the index of its colour. JPEG changes values, so masks in it are black and white: 255 from 128
+upwards.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_bn.data.division.by_class import groups_of
-from fedjax_bn.data.masks.assemble import ImageSquares, Pair, convert_images, paired_source
-from fedjax_bn.data.masks.volumes import AXIAL, Slices, convert_volumes, is_volume
+from fedjax_bn.data.masks.assemble import RESIZE, TILES, Pair, paired_source
+from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
+from fedjax_bn.data.pixels.decode import (
+    UPRIGHT,
+    cut,
+    open_image,
+    open_raster,
+    orientation_notes,
+    tile_places,
+    turn_of,
+)
+from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.sets.folders import IMAGENET, files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Source, part_in
+from fedjax_bn.engine.inputs import UNLABELLED
 
 _WHERE = (
     "it must hold a folder of each domain with one mask for each image, DOMAIN/images/NAME.jpg and "
@@ -43,9 +63,12 @@ def load_mask_folders(
     classes: Sequence[str] = (),
     pairs: Sequence[str] = (),
     groups: str = "",
+    large: str = RESIZE,
+    orientation: str = UPRIGHT,
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
-    **options: Any,
+    cache: str | Path | None = None,
+    progress: bool = True,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
@@ -56,54 +79,143 @@ def load_mask_folders(
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
       groups: a regular expression, see `by_class.groups_of`.
+      large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
       plane, window: of scans, see `volumes.Slices`.
-      **options: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
-        `assemble.ImageSquares`.
-
-    Returns:
-      Source "masks".
+      orientation, cache, progress: see `pixels.decode`.
 
     Raises:
       FileNotFoundError: a domain's folder is missing; further errors are those of `paired_source`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
-    root, squares = Path(path or "PATH"), ImageSquares(image_size, **options)
+    root = Path(path or "PATH")
     pairs_by_domain, notes, scans = {}, [], []
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
-        images = [file for file in files if is_image(file.name)]
         scans = [file for file in files if is_volume(file.name)]
-        matched = _find_pairs(scans or images, folder, pairs)
-        names, note = groups_of(name, folder, [image for image, _ in matched], groups)
+        images = scans or [file for file in files if is_image(file.name)]
+        images, masks = zip(*_find_pairs(images, folder, pairs), strict=True)
+        names, note = groups_of(name, folder, images, groups)
         notes.append(note)
-        parts = [part_in(image.relative_to(folder).parts[:-1]) for image, _ in matched]
+        parts = [part_in(image.relative_to(folder).parts[:-1]) for image in images]
         # A split is official only if it says of every image what it is for.
         if None in parts or TRAIN not in parts:
             parts = [None] * len(parts)
-        pairs_by_domain[name] = [
-            Pair(*pair, name, part) for pair, name, part in zip(matched, names, parts, strict=True)
-        ]
+        pairs_by_domain[name] = list(map(Pair, images, masks, names, parts))
     notes += [] if groups else [_ALONE]
-    conversion = convert_images(squares)
+    conversion = _Images(image_size, large, orientation)
     if scans:
-        storage = {"cache": squares.cache, "progress": squares.progress}
-        greys = tuple(map(float, window))
-        conversion = convert_volumes(Slices(image_size, plane=plane, window=greys, **storage))
-    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes)
+        conversion = Slices(image_size, plane=plane, window=tuple(map(float, window)))
+    how = {"cache": cache, "progress": progress}
+    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **how)
+
+
+class _Images(NamedTuple):
+    """The conversion of image files, see `Conversion`; their tiles share name and `volume`."""
+
+    image_size: int
+    large: str
+    orientation: str
+
+    constants = IMAGENET
+    threads = spacing = None
+
+    @property
+    def form(self) -> str:
+        return f"{self.large}-{self.orientation}-{self.image_size}"
+
+    @property
+    def numbered(self) -> bool:
+        return self.large == TILES
+
+    def look(self, pair: Pair) -> tuple[int, np.ndarray]:
+        with corruption_named(pair.image):
+            image = open_raster(pair.image.read_bytes())
+            turn, tag = turn_of(image, self.orientation)
+            # Tags above 4 exchange width and height.
+            width, height = image.size[::-1] if turn is not None and tag > 4 else image.size
+        with corruption_named(pair.mask):
+            mask = open_mask(pair.mask.read_bytes(), self.orientation)
+        if mask.size != (width, height):
+            raise ValueError(
+                f"{pair.mask} has {mask.width} x {mask.height} pixels, but its image {pair.image} "
+                f"has {width} x {height}: give a mask of the image's size, or set data.orientation "
+                "if EXIF turns one of them"
+            )
+        tiles = tile_places(height, width, self.image_size)
+        return len(tiles) if self.numbered else 1, np.array(mask.histogram()) > 0
+
+    def convert(self, pair: Pair, table: np.ndarray) -> tuple[np.ndarray, int]:
+        from PIL.Image import Resampling
+
+        with corruption_named(pair.image):
+            image, tag = open_image(pair.image.read_bytes(), self.orientation)
+        with corruption_named(pair.mask):
+            mask = open_mask(pair.mask.read_bytes(), self.orientation)
+        size = self.image_size
+        if self.large == TILES:
+            images, _ = cut(np.asarray(image), size)
+            masks, _ = cut(table[np.asarray(mask)], size, UNLABELLED)
+        else:
+            images = np.asarray(image.resize((size, size), Resampling.BILINEAR))[None]
+            # Between classes 1 and 3 there is no class 2, so values are never averaged.
+            masks = table[np.asarray(mask.resize((size, size), Resampling.NEAREST))][None]
+        return np.concatenate([images, masks[..., None]], -1), tag
+
+    def describe(self, tags: Sequence[int]) -> tuple[str, ...]:
+        return orientation_notes(tags, self.orientation)
+
+
+def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
+    """Returns a mask as a Pillow image of mode L; the orientation is that of `decode.open_image`.
+
+    A ValueError says that it is not one image, or has colours, floats or numbers above 255.
+    """
+    from PIL import Image
+
+    image = open_raster(content)
+    turn, _ = turn_of(image, orientation)
+    frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
+    if levels is None or frames > 1 or levels.min() < 0 or levels.max() > 255:
+        raise ValueError(
+            f"its pixels, {image.mode} of Pillow in {frames} frames, are not greys or numbers from "
+            "0 to 255: save it as a PNG with a number for each class"
+        )
+    mask = Image.fromarray(levels.astype(np.uint8))
+    return mask if turn is None else mask.transpose(turn)
+
+
+def _levels_of(image: Any) -> np.ndarray | None:
+    """Returns the numbers [H, W] of a Pillow image; None if it has colours or floats."""
+    if image.format == "JPEG":
+        return np.where(np.asarray(image.convert("L")) >= 128, 255, 0)
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(image.convert("L"))
+    if image.mode == "P":
+        # Programs save greys with a palette too; then a pixel is what viewers show.
+        palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+        is_grey = (palette == palette[:, :1]).all()
+        greys = np.pad(palette[:, 0], (0, 256 - len(palette)))
+        return greys[np.asarray(image)] if is_grey else np.asarray(image)
+    if image.mode in ("RGB", "RGBA"):
+        colours = np.asarray(image)[..., :3]
+        if (colours == colours[..., :1]).all():
+            return colours[..., 0]
+    if image.mode.startswith("I"):
+        numbers = np.asarray(image).astype(np.int64)
+        # Multiples of 257 are bytes stretched to 16 bits.
+        return numbers if (numbers % 257).any() else numbers // 257
+    return None
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one."""
-    folders = {folder.name: folder for folder in subfolders(root)} if root.is_dir() else {}
+    folders = {folder.name: folder for folder in subfolders(root)}
     has_only_parts = all(part_in([name]) is not None for name in folders)
     if folders and (has_only_parts or {"images", "masks"} & {name.lower() for name in folders}):
         for domain in [inner for part in folders.values() for inner in subfolders(part)]:
             # Else the domains inside of parts would silently become one.
             if has_only_parts and (domain / "images").is_dir():
-                raise ValueError(
-                    f"{domain} is a domain in a folder of a part: move it to "
-                    f"{root / domain.name / domain.parent.name}, for DOMAIN is around its parts"
-                )
+                raise ValueError(f"{domain} is a domain in a part: move the part into the domain")
         folders = {root.resolve().name: root}
     missing = [name for name in domains if name not in folders]
     if missing or not folders:
@@ -134,8 +246,7 @@ def pair_files(
 ) -> list[tuple[Path, Path]]:
     """Returns the pairs of files in a folder that have one key; those with the key "" are left out.
 
-    Raises:
-      ValueError: there are no pairs, or a key does not have one image and one mask.
+    A ValueError says that there are none, or that a key does not have one image and one mask.
     """
     by_key: dict[str, tuple[list[Path], list[Path]]] = {}
     for position, keys in enumerate((images, masks)):

@@ -17,9 +17,7 @@ Protocols, which divide patients or slices once and for all, are:
 
 The order in which a protocol divides is drawn from a fixed seed: HarmoFL's own order is not read.
 
-References: Liu, Dou, Heng, "Shape-aware meta-learning for generalizing prostate MRI segmentation to
-unseen domains", MICCAI 2020; Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench",
-arXiv 2603.11659.
+References: Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench", arXiv 2603.11659.
 """
 
 from collections.abc import Sequence
@@ -29,11 +27,10 @@ from types import MappingProxyType
 import numpy as np
 
 from fedjax_bn.data.division.choices import PROTOCOLS
-from fedjax_bn.data.label_trees import MASK, VOLUME
+from fedjax_bn.data.label_trees import MASK, VOLUME, take
 from fedjax_bn.data.masks.assemble import Pair, paired_source
 from fedjax_bn.data.masks.mask_folders import pair_files, stem_of
-from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, convert_volumes, is_volume
-from fedjax_bn.data.pixels.decode import relative_names
+from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
@@ -64,19 +61,17 @@ def load_prostate(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Source:
-    """Returns slices u8[N, image_size, image_size, 3] of six sites with their masks.
+    """Returns the source "prostate", slices u8[N, image_size, image_size, 3] with their masks.
+
+    Slices are named by their patient; with "harmofl", each has its own name.
 
     Args:
       path: the folder of the sites.
       image_size: pixels a side.
-      protocol: one of `PROTOCOLS`, see above.
+      protocol: one of `PROTOCOLS`, see above; its parts are the official ones.
       domains: names of sites; empty for all.
       plane, window: see `volumes.Slices`.
       cache, progress: see `pixels.decode`.
-
-    Returns:
-      Source "prostate". Slices are named by their patient; with "harmofl", each has its own name.
-      With a protocol, its parts are the official ones.
 
     Raises:
       FileNotFoundError: a site's folder is missing; further errors are those of `paired_source`.
@@ -85,7 +80,7 @@ def load_prostate(
     about = ("prostate", "prostate MRI", "T2 slices of six sites")
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    scans = {}
+    pairs = {}
     for site, folder in folders.items():
         images, masks = {}, {}
         for file in sorted(folder.iterdir()):
@@ -93,12 +88,13 @@ def load_prostate(
                 # BMC writes _Segmentation, the others _segmentation.
                 case, ending, _ = stem_of(file).lower().partition("_segmentation")
                 (masks if ending else images)[file] = case
-        pairs = pair_files(images, masks, folder, _WHERE)
-        names = relative_names([image for image, _ in pairs], root)
-        scans[site] = [Pair(*pair, name) for pair, name in zip(pairs, names, strict=True)]
+        pairs[site] = [
+            Pair(image, mask, image.relative_to(root).as_posix())
+            for image, mask in pair_files(images, masks, folder, _WHERE)
+        ]
     slices = prostate_slices(protocol, image_size, plane, window)
-    slices = slices._replace(cache=cache, progress=progress)
-    source = paired_source("prostate", root, scans, convert_volumes(slices), _CLASSES)
+    how = {"cache": cache, "progress": progress}
+    source = paired_source("prostate", root, pairs, slices, _CLASSES, **how)
     if not protocol:
         return source
     pools = tuple(_divided(pool, protocol) for pool in source.pools)
@@ -120,17 +116,17 @@ def _divided(pool: Pool, protocol: str) -> Pool:
     # The ends of a volume are left out too, as HarmoFL's code does.
     ends = np.flatnonzero(np.diff(pool.labels[VOLUME]))
     keep[[0, *ends, *(ends + 1), -1]] = False
-    labels, names = {leaf: array[keep] for leaf, array in pool.labels.items()}, pool.names[keep]
-    group = np.unique(labels[VOLUME], return_inverse=True)[1]
+    labels, names = take(pool.labels, keep), pool.names[keep]
     if protocol == "harmofl":
-        group = np.arange(len(names))
-        names = np.array([f"{name}/{k:05}" for k, name in enumerate(names)])
         # A part of the slices has gaps and is not a body, so each slice is scored alone.
         del labels[VOLUME]
-    count = int(group.max(initial=-1)) + 1
-    training, validating = 7 * count // 10, 7 * count // 10 + count // 10
-    if protocol == "harmofl":
+        group, count = np.arange(len(names)), len(names)
+        names = np.array([f"{name}/{k:05}" for k, name in enumerate(names)])
         training, validating = 64 * count // 100, 80 * count // 100
+    else:
+        patients, group = np.unique(labels[VOLUME], return_inverse=True)
+        count = len(patients)
+        training, validating = 7 * count // 10, 7 * count // 10 + count // 10
     # By the site's number, so that a choice of sites does not change their parts.
     order = generator(0, list(_SITES).index(pool.name)).permutation(count)
     parts = np.full(count, TEST, np.int8)

@@ -3,9 +3,10 @@
 Axes are exchanged and mirrored, without resampling, so that in every volume columns run to the
 right, rows to the front and slices to the top, as near as the header's affine allows (`plane` has
 other slices). A volume that is stored so gives the slices of HarmoFL's code (Jiang et al. 2022).
-Intensities are clipped to the smallest one and the 99 % quantile of the whole volume, or to
-`window`, and stretched to bytes, which are rounded down. Slices are cut to a square in their middle
-if `crop` is set, and stretched to squares: images bilinear, masks to the nearest value.
+Intensities are clipped to the smallest one and the 99 % quantile of the whole volume (if these are
+equal, to the greatest), or to `window`, and stretched to bytes, which are rounded down. Slices are
+cut to a square in their middle if `crop` is set, and stretched: images bilinear, masks to the
+nearest value.
 
 The three channels of an image are a slice between its two neighbours, the first and the last slice
 being their own neighbours, or three times the slice. `slices_of` makes the same slices of scans
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.masks.assemble import Conversion, Pair
+from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import corruption_named
 
@@ -28,14 +29,13 @@ NEIGHBOURS, REPEATED = "neighbours", "repeated"
 _PLANES = {"axial": "RAS", "coronal": "RSA", "sagittal": "ASR"}
 AXIAL = next(iter(_PLANES))
 _QUANTILE = 0.99
-_THREADS = 4  # each of which has a volume of f64
 _MILLIMETRES = {1: 1000.0, 2: 1.0, 3: 0.001}  # of NIfTI's codes for metre, millimetre and micron
 _SHIFT = 0.1  # voxels by which the places of an image and its mask may differ
 _ROUNDING = 1e-3  # by which resampling and scaling may change a label
 
 
 class Slices(NamedTuple):
-    """The conversion of volumes into square slices."""
+    """The conversion of volumes into square slices, see `assemble.Conversion`."""
 
     image_size: int  # pixels a side
     channels: str = NEIGHBOURS  # "neighbours" or "repeated", see above
@@ -45,8 +45,46 @@ class Slices(NamedTuple):
     # (low, high), the intensities in the file's units that become 0 and 255, such as -160 and 240
     # in CT; () for those of each volume, see above
     window: tuple[float, ...] = ()
-    cache: str | Path | None = None  # cache, progress: see `pixels.decode`
-    progress: bool = True
+
+    numbered = True
+    constants = ((0.0,) * 3, (1.0,) * 3)  # images reach a model as u8/255
+    threads = 4  # each of which has a volume of f64
+
+    @property
+    def form(self) -> str:
+        """All fields, which change the slices."""
+        return f"slices-{tuple(self)}"
+
+    def look(self, pair: Pair) -> tuple[int, np.ndarray]:
+        """Reads both headers and the mask."""
+        grid, _, _ = _grids_of(pair, self)
+        return grid.shape[2], np.bincount(_mask_of(pair.mask).ravel(), minlength=256) > 0
+
+    def convert(self, pair: Pair, table: np.ndarray) -> tuple[np.ndarray, str]:
+        """Reads both files; the result is the name of a mask that is not where its image is."""
+        grid, mask_turn, is_aligned = _grids_of(pair, self)
+        images = _images_of(pair.image, grid, self)
+        mask = table[_turned(_mask_of(pair.mask), mask_turn)]
+        masks = np.stack([_squared(plane, self, "NEAREST") for plane in mask])
+        return np.concatenate([images, masks[..., None]], -1), str(pair.mask) * (not is_aligned)
+
+    def describe(self, misplaced: Sequence[str]) -> tuple[str, ...]:
+        """Names masks that are not where their image is."""
+        if not (masks := [mask for mask in misplaced if mask]):
+            return ()
+        return (
+            f"masks with another place in space than their image: {first_few(masks, 3)}; voxels "
+            "belong together by their order in the file",
+        )
+
+    def spacing(self, pair: Pair) -> tuple[float, float, float]:
+        """Returns the spacing of the stored slices, by the header's affine and unit."""
+        grid = _grid_of(pair.image, self)
+        across, down, between = np.sqrt((grid.affine[:3, :3] ** 2).sum(0)).tolist()
+        columns, rows, _ = grid.shape
+        # Stretching changes the side of a pixel, which the distances between surfaces need.
+        down = down * (self.crop or rows) / self.image_size
+        return between, down, across * (self.crop or columns) / self.image_size
 
 
 class _Grid(NamedTuple):
@@ -63,68 +101,18 @@ def is_volume(name: str) -> bool:
     return name.lower().endswith((".nii", ".nii.gz")) and not name.startswith(".")
 
 
-def convert_volumes(slices: Slices) -> Conversion:
-    """Returns the conversion of volumes in NIfTI, each into all its slices.
-
-    Their spacing is that of the slices as they are stored, by the header's affine and unit.
-    """
-
-    def look(pair: Pair) -> tuple[int, np.ndarray]:
-        grid, _, _ = _headers_of(pair, slices)
-        with corruption_named(pair.mask):
-            return grid.shape[2], np.bincount(_mask_of(pair.mask).ravel(), minlength=256) > 0
-
-    def convert(pair: Pair, table: np.ndarray) -> tuple[np.ndarray, str]:
-        grid, mask_turn, is_aligned = _headers_of(pair, slices)
-        with corruption_named(pair.image):
-            grey = _to_bytes(_voxels_of(pair.image, grid.turn), slices.window)
-        with corruption_named(pair.mask):
-            mask = table[_turned(_mask_of(pair.mask), mask_turn)]
-        images = _with_channels(grey, slices)
-        masks = np.stack([_squared(plane, slices, "NEAREST") for plane in mask])
-        return np.concatenate([images, masks[..., None]], -1), str(pair.mask) * (not is_aligned)
-
-    def spacing(pair: Pair) -> tuple[float, float, float]:
-        grid, _, _ = _headers_of(pair, slices)
-        across, down, between = np.sqrt((grid.affine[:3, :3] ** 2).sum(0)).tolist()
-        columns, rows, _ = grid.shape
-        # Stretching changes the side of a pixel, which the distances between surfaces need.
-        down = down * (slices.crop or rows) / slices.image_size
-        return between, down, across * (slices.crop or columns) / slices.image_size
-
-    form = f"slices-{slices[: slices._fields.index('cache')]}"
-    options = {"spacing": spacing, "threads": _THREADS}
-    return Conversion(slices, form, look, convert, _notes_of, **options)
-
-
-def _notes_of(misplaced: Sequence[str]) -> tuple[str, ...]:
-    """Returns a note on these masks, "" for one that is where its image is."""
-    if not (masks := [mask for mask in misplaced if mask]):
-        return ()
-    return (
-        f"masks with another place in space than their image: {first_few(masks, 3)}; voxels belong "
-        "together by their order in the file",
-    )
-
-
 def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
     """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
 
-    Raises:
-      ImportError: nibabel is not installed.
-      ValueError: the file is not such a volume, or its slices are smaller than the crop.
+    A ValueError says that the file is not such a volume, or its slices are smaller than the crop.
     """
-    with corruption_named(path):
-        grid = _grid_of(_open(path), slices)
-    columns, rows, depth = grid.shape
-    return (depth, rows, columns), float(abs(np.linalg.det(grid.affine))) / 1000
+    grid = _grid_of(path, slices)
+    return grid.shape[::-1], float(abs(np.linalg.det(grid.affine))) / 1000
 
 
 def slices_of(path: Path, slices: Slices) -> np.ndarray:
     """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
-    with corruption_named(path):
-        voxels = _voxels_of(path, _grid_of(_open(path), slices).turn)
-    return _with_channels(_to_bytes(voxels, slices.window), slices)
+    return _images_of(path, _grid_of(path, slices), slices)
 
 
 def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -135,35 +123,15 @@ def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
-    """Writes classes u8[D, H, W] as a NIfTI volume with the header and the axes of its image.
-
-    Raises:
-      ValueError: the image cannot be read.
-      OSError: the file cannot be written.
-    """
+    """Writes classes u8[D, H, W] as a NIfTI volume with the header and the axes of its image."""
     from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
 
-    with corruption_named(image):
-        volume = _open(image)
-        turn = _grid_of(volume, Slices(1, plane=plane)).turn
+    volume, turn = _open(image), _grid_of(image, Slices(1, plane=plane)).turn
     header = volume.header.copy()
     header.set_data_dtype(np.uint8)
     header["cal_min"] = header["cal_max"] = 0  # else viewers show classes in the image's window
     voxels = apply_orientation(mask.T, ornt_transform(axcodes2ornt("RAS"), turn))
     type(volume)(voxels, volume.affine, header).to_filename(path)
-
-
-def _to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
-    """Returns intensities f64[...] clipped to `window` and stretched to bytes, rounded down.
-
-    Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
-    takes the quantile's place; a volume of one intensity becomes 0.
-    """
-    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
-    low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
-    if high == low and (high := volume.max()) == low:
-        return np.zeros(volume.shape, np.uint8)
-    return (255 * ((np.clip(volume, low, high) - low) / (high - low))).astype(np.uint8)
 
 
 def _open(path: Path) -> Any:
@@ -174,52 +142,49 @@ def _open(path: Path) -> Any:
         raise ImportError(
             f"{path} is a NIfTI volume, which needs nibabel: pip install 'fedjax_bn[nifti]'"
         ) from error
-    volume = nibabel.load(path)
-    if len(volume.shape) != 3:
-        raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume of it")
-    return volume
+    return nibabel.load(path)
 
 
-def _grid_of(volume: Any, slices: Slices) -> _Grid:
-    """Returns the grid of a volume of nibabel, with the slices of a plane.
+def _grid_of(path: Path, slices: Slices) -> _Grid:
+    """Returns the grid of a volume, with the slices of a plane.
 
     The place is that of the affine (`sform`, else `qform`, else `pixdim`) in the header's unit, or
     in millimetres if it has none.
     """
-    from nibabel import orientations
+    with corruption_named(path):
+        volume = _open(path)
+        from nibabel import orientations
 
-    affine = np.array(volume.affine, np.float64)
-    # The last three bits are the unit of length; the others are those of time.
-    affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
-    if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
-        sides = ", ".join(map(str, affine[:3, :3].tolist()))
-        raise ValueError(f"the axes of its affine are {sides}; write their real directions there")
-    # The nearest axes, so that no voxel is resampled.
-    turn = orientations.ornt_transform(
-        orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
-    )
-    shape = tuple(volume.shape[axis] for axis in np.argsort(turn[:, 0]))
-    if slices.crop > min(shape[:2]):
-        raise ValueError(f"its slices of {shape[:2]} pixels are below the crop's {slices.crop}")
-    return _Grid(shape, affine @ orientations.inv_ornt_aff(turn, volume.shape), turn)
+        if len(volume.shape) != 3:
+            raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume")
+        affine = np.array(volume.affine, np.float64)
+        # The last three bits are the unit of length; the others are those of time.
+        affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
+        if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
+            raise ValueError(f"its affine {affine.tolist()} has no three axes; write them there")
+        # The nearest axes, so that no voxel is resampled.
+        turn = orientations.ornt_transform(
+            orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
+        )
+        shape = tuple(volume.shape[axis] for axis in np.argsort(turn[:, 0]))
+        if slices.crop > min(shape[:2]):
+            raise ValueError(f"its slices of {shape[:2]} pixels are below the crop's {slices.crop}")
+        return _Grid(shape, affine @ orientations.inv_ornt_aff(turn, volume.shape), turn)
 
 
-def _headers_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
+def _grids_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
     """Returns a volume's grid, its mask's turn, and whether both have the same place in space.
 
     Raises ValueError if they do not suit each other.
     """
-    with corruption_named(pair.image):
-        image = _open(pair.image)
-        grid = _grid_of(image, slices)
-    with corruption_named(pair.mask):
-        mask = _open(pair.mask)
-        mask_grid = _grid_of(mask, slices._replace(crop=0))
-        is_aligned = _same_place(grid, mask_grid)
-        if not is_aligned and mask.shape != image.shape:
-            raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    grid, mask_grid = _grid_of(pair.image, slices), _grid_of(pair.mask, slices._replace(crop=0))
+    if _same_place(grid, mask_grid):
+        return grid, mask_grid.turn, True
+    shape, mask_shape = _open(pair.image).shape, _open(pair.mask).shape
+    if mask_shape != shape:
+        raise ValueError(f"{pair.mask} has the shape {mask_shape}, its image has {shape}")
     # A mask without its image's affine has the order of its voxels, not its own axes.
-    return grid, mask_grid.turn if is_aligned else grid.turn, is_aligned
+    return grid, grid.turn, False
 
 
 def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
@@ -233,29 +198,24 @@ def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
     return bool((np.abs(shift) < _SHIFT).all())
 
 
-def _with_channels(grey: np.ndarray, slices: Slices) -> np.ndarray:
-    """Returns u8[D, S, S, 3], the squares of a volume's slices u8[D, H, W]."""
-    stored = np.stack([_squared(plane, slices, "BILINEAR") for plane in grey])
-    steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
-    # The first and the last slice are their own neighbours.
-    index = [np.clip(np.arange(len(grey)) + step, 0, len(grey) - 1) for step in steps]
-    return np.stack([stored[rows] for rows in index], -1)
-
-
-def _read(path: Path, dtype: Any = None) -> np.ndarray:
-    """Returns the numbers [X, Y, Z] of a file, scaled by its header."""
-    content = path.read_bytes()
-    if path.suffix.lower() == ".gz":
-        content = gzip.decompress(content)  # whole, because its checksum is at the end
-    return np.asarray(type(_open(path)).from_bytes(content).dataobj, dtype)
-
-
-def _voxels_of(path: Path, turn: np.ndarray) -> np.ndarray:
-    """Returns the intensities f64[D, H, W] of a volume."""
+def _images_of(path: Path, grid: _Grid, slices: Slices) -> np.ndarray:
+    """Returns u8[D, S, S, 3], the squares of a volume's slices."""
     voxels = _read(path, np.float64)
     if not np.isfinite(voxels).all():
-        raise ValueError("it has voxels that are not finite; replace them")
-    return _turned(voxels, turn)
+        raise ValueError(f"{path} has voxels that are not finite; replace them")
+    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
+    low, high = slices.window or (voxels.min(), np.quantile(voxels, _QUANTILE))
+    if high == low:
+        high = voxels.max()
+    # A volume of one intensity becomes 0.
+    shares = (np.clip(voxels, low, high) - low) / ((high - low) or 1)
+    grey = (255 * shares).astype(np.uint8)
+    planes = _turned(grey, grid.turn)
+    stored = np.stack([_squared(plane, slices, "BILINEAR") for plane in planes])
+    steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
+    # The first and the last slice are their own neighbours.
+    index = [np.clip(np.arange(len(stored)) + step, 0, len(stored) - 1) for step in steps]
+    return np.stack([stored[rows] for rows in index], -1)
 
 
 def _mask_of(path: Path) -> np.ndarray:
@@ -266,14 +226,23 @@ def _mask_of(path: Path) -> np.ndarray:
         changed = ~(np.abs(voxels - mask.astype(float)) <= _ROUNDING)
     if changed.any():
         raise ValueError(
-            f"it has the value {voxels[changed][0]:g}; labels are whole numbers 0 to 255, to a "
+            f"{path} has the value {voxels[changed][0]:g}; labels are whole numbers 0 to 255, to a "
             "thousandth: resample masks to the nearest value"
         )
     return mask
 
 
+def _read(path: Path, dtype: Any = None) -> np.ndarray:
+    """Returns the numbers [X, Y, Z] of a file, scaled by its header."""
+    with corruption_named(path):
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)  # whole, because its checksum is at the end
+        return np.asarray(type(_open(path)).from_bytes(content).dataobj, dtype)
+
+
 def _turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """Returns the array [X, Y, Z] of a file as slices [D, H, W], see `_Grid.turn`."""
+    """Returns the array [X, Y, Z] of a file as slices [D, H, W]."""
     from nibabel.orientations import apply_orientation
 
     return apply_orientation(array, turn).T

@@ -1,17 +1,15 @@
 """Changes training images at random on the device; evaluation never uses it.
 
-A *transform* is a function `(key, image f[H, W, C] in [0, 1]) -> f[h, w, C]` of one image, and
-`compose` combines some into an `Augment` of whole batches of bytes:
-
     augment = office()
     images = augment(key, images)  # u8[B, H, W, C] -> u8[B, H, W, C]
 
 The result is bytes again, so a model's `prepare` applies to it as to stored images. The result of a
 sample depends on the key, its place in the batch and its own pixels, not on other samples.
 
-Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Colours are
-red, green and blue; definitions are those of Pillow's `ImageEnhance` and of torchvision, except
-that bytes are rounded once, at the end, not after each step.
+A *transform* is a function `(key, image f[H, W, C] in [0, 1]) -> f[h, w, C]` of one image.
+Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Definitions
+are those of Pillow's `ImageEnhance` and of torchvision, except that bytes are rounded once, at the
+end, not after each step.
 
 RandAugment (Cubuk et al., NeurIPS 2020) draws some of fourteen operations, equally strong. They are
 torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels, and zeros from
@@ -34,7 +32,6 @@ Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]
 
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by 13
 
@@ -47,10 +44,9 @@ class LabelAugment(NamedTuple):
 
 
 def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:
-    """Returns a key for each sample of a batch.
+    """Returns a key for each sample of a batch; ValueError unless it is u8[B, H, W, C].
 
-    Raises:
-      ValueError: images are not u8[B, H, W, C], or not square though they must be.
+    With `square`, H and W must be equal.
     """
     is_image = images.dtype == jnp.uint8 and images.ndim == 4
     if not is_image or (square and images.shape[1] != images.shape[2]):
@@ -77,11 +73,11 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
 
     Differs from DomainBed: crops are cut from stored images, which are square already.
     """
-    return compose(
+    return _compose(
         lambda key, image: crop_and_resize(image, *crop_box(key, *image.shape[:2]), size),
         _random_flip,
         partial(random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
-        _random_grey,
+        lambda key, image: jnp.where(jax.random.bernoulli(key, 0.1), _grey(image), image),
     )
 
 
@@ -90,7 +86,10 @@ def office() -> Augment:
 
     Mirrors half of the images and turns all by up to 30 degrees; their size does not change.
     """
-    return compose(_random_flip, _random_rotation)
+    return _compose(
+        _random_flip,
+        lambda key, image: rotate(image, jax.random.uniform(key, minval=-30, maxval=30)),
+    )
 
 
 @bounded
@@ -121,11 +120,8 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
     return augment
 
 
-def compose(*transforms: Transform) -> Augment:
-    """Returns `augment(key, images u8[B, H, W, C]) -> u8[B, h, w, C]`, pure and jittable.
-
-    It applies the transforms in order to every image of a batch, each with its own key.
-    """
+def _compose(*transforms: Transform) -> Augment:
+    """Returns an augmentation that applies transforms in order, each with its own key."""
 
     def of_image(key: jax.Array, image: jax.Array) -> jax.Array:
         pixels = image.astype(float) / 255  # float32, or float64 where that is enabled
@@ -151,8 +147,9 @@ def crop_box(
     place uniform. The first of ten draws that fits is taken, else the largest box in the middle.
     """
     draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each compiles
-    area = height * width * _between(draws[:_ATTEMPTS], *scale)
-    aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:_ATTEMPTS])
+    logs = [math.log(bound) for bound in ratio]
+    aspect = jnp.exp(logs[0] + (logs[1] - logs[0]) * draws[_ATTEMPTS:-2])
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
     fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
     attempt, any_fits = fits.argmax(), fits.any()
@@ -183,8 +180,7 @@ def crop_and_resize(
     def weights(start: jax.Array | int, length: jax.Array | int, count: int) -> jax.Array:
         """Returns f[size, count]: weights of old pixels in the new ones of [start, start + length).
 
-        Each row is a triangle of half width max(1, length / size) about the new pixel's centre, cut
-        off at the ends of the interval and normalized to 1.
+        Rows are triangles of half width max(1, length / size), cut off at the interval's ends.
         """
         start, length = (jnp.asarray(value).astype(image.dtype) for value in (start, length))
         scale = length / size
@@ -195,32 +191,31 @@ def crop_and_resize(
         return added / added.sum(1, keepdims=True)
 
     # Matrix products in both directions, because a traced box cannot be sliced.
-    down, across = weights(top, height, image.shape[0]), weights(left, width, image.shape[1])
+    return resample(
+        image, weights(top, height, image.shape[0]), weights(left, width, image.shape[1])
+    )
+
+
+def resample(image: jax.Array, down: jax.Array, across: jax.Array) -> jax.Array:
+    """Returns f[h, w, C] of f[H, W, C] by the weights of rows f[h, H] and of columns f[w, W]."""
     # By default, accelerators multiply with too few digits for pixels.
     rows = jnp.einsum("oh,hwc->owc", down, image, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
 
 
 def _random_flip(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Exchanges left and right in half of the images."""
     return jnp.where(jax.random.bernoulli(key, 0.5), image[:, ::-1], image)
-
-
-def _random_rotation(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Turns about the centre by an angle uniform in [-30, 30] degrees."""
-    return rotate(image, jax.random.uniform(key, minval=-30, maxval=30))
 
 
 def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     """Turns an image [H, W, C] counterclockwise; same size, nearest pixels, zeros from outside.
 
-    Equals Pillow's `rotate` with its defaults, which torchvision's RandomRotation uses; bit for bit
-    if `degrees` is float64, because it uses Pillow's fixed point, with 16 bits before the point and
-    16 after. H and W are at most 2**14.
+    Equals Pillow's `rotate` with its defaults, bit for bit if `degrees` is float64. H and W are at
+    most 2**14.
     """
 
     def fixed(value: jax.Array) -> jax.Array:
-        """Returns i32[], a number in multiples of 2**-16."""
+        # Pillow's fixed point has 16 bits before the point and 16 after.
         return jnp.floor(value * 65536 + 0.5).astype(jnp.int32)
 
     high, wide = image.shape[:2]
@@ -256,7 +251,7 @@ def random_jitter(
     draws = jax.random.uniform(key, (8,))
     low = jnp.array([*(max(0.0, 1 - x) for x in factors), -hue])
     high = jnp.array([*(1 + x for x in factors), hue])
-    amounts = _between(draws[:4], low, high)
+    amounts = low + (high - low) * draws[:4]
     order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 equally likely
     return jitter(image, amounts[:3], amounts[3], order)
 
@@ -280,10 +275,7 @@ def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Ar
 
 
 def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
-    """Shifts hue of f[H, W, 3] around the circle of HSV; a third of a turn makes red green.
-
-    Differs from Pillow's HSV: neither hue nor saturation is rounded to bytes.
-    """
+    """Shifts hue of f[H, W, 3] around the circle of HSV; a third of a turn makes red green."""
 
     def valley(sixths: jax.Array) -> jax.Array:
         """Returns the lack of chroma at a hue: 0 from 4 to 6, 1 from 1 to 3, linear between."""
@@ -306,13 +298,7 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     return jnp.stack([high - chroma * valley(sixths + start) for start in (5, 3, 1)], axis=-1)
 
 
-def _random_grey(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Makes one in ten RGB images grey, in three equal channels."""
-    return jnp.where(jax.random.bernoulli(key, 0.1), _grey(image), image)
-
-
 def _colours(image: jax.Array) -> list[jax.Array]:
-    """Returns red, green and blue, [H, W] each."""
     if image.shape[-1] != 3:
         raise ValueError(
             f"changes of colour need images with 3 channels, not {image.shape[-1]}: choose a "
@@ -323,15 +309,8 @@ def _colours(image: jax.Array) -> list[jax.Array]:
 
 def _grey(image: jax.Array) -> jax.Array:
     """Returns f[H, W, 1] of f[H, W, 3]: 0.299 red + 0.587 green + 0.114 blue."""
-    red, green, blue = (
-        colour[..., None] * weight for colour, weight in zip(_colours(image), _LUMA, strict=True)
-    )
-    return red + green + blue
-
-
-def _between(draws: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
-    """Returns draws from [0, 1) stretched to [low, high)."""
-    return low + (high - low) * draws
+    red, green, blue = (colour[..., None] for colour in _colours(image))
+    return red * 0.299 + green * 0.587 + blue * 0.114  # ITU-R 601-2, as Pillow's mode "L"
 
 
 def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
@@ -345,7 +324,7 @@ def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
 
 
 def _luma(image: jax.Array) -> jax.Array:
-    """Returns Pillow's mode L, computed in Pillow's fixed point."""
+    """Returns Pillow's mode L, in its fixed point."""
     red, green, blue = (colour.astype(jnp.int32) for colour in _colours(image))
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
 

@@ -8,15 +8,15 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from mmap import mmap
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.messages import in_threads
@@ -47,17 +47,17 @@ def cached_array(
     """
     shape = tuple(shape)
     if folder is None:
-        array = np.empty(shape, np.uint8)
-
-        def put(rows: np.ndarray, start: int) -> None:
-            array[start : start + len(rows)] = rows
-
-        return array, tuple(make(_in_order(put)))
+        memory = mmap(-1, math.prod(shape))  # written as a file is
+        notes = _write_rows(memory, shape, make, Path())
+        return np.frombuffer(memory, np.uint8).reshape(shape), notes
     path = Path(folder, f"{file_name(name)}.npy")
     # Read before locking, so that a cache on a read-only disk serves too.
     if stored := _read(path, shape):
         return stored
-    with _locked(path, math.prod(shape)):
+    with _faults_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        locked = FileLock(path.with_suffix(".lock")).acquire()
+    with locked:
         if not _read(path, shape):  # else another process made it meanwhile
             _write_whole(path, shape, make)
     return _read(path, shape)
@@ -85,19 +85,6 @@ def cached_numbers(
     return np.ascontiguousarray(rows).view("<i4")
 
 
-def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
-    """Returns `put(rows, start)` whose `start` defaults to the end of the previous rows."""
-    after = 0  # the row that follows those written
-
-    def write(rows: np.ndarray, start: int | None = None) -> None:
-        nonlocal after
-        start = after if start is None else start
-        after = start + len(rows)
-        put(rows, start)
-
-    return write
-
-
 def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]] | None:
     """Returns a file's array and notes; None if there is no file, or not one of this shape."""
     try:
@@ -110,48 +97,23 @@ def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ..
     return (array, notes) if array.shape == shape else None
 
 
-@contextmanager
-def _locked(path: Path, size: int) -> Iterator[None]:
-    """Lets one process at a time write a file."""
-    with _faults_named(path, size):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            print(f"waiting for another process that writes {path}", file=sys.stderr)
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
     """Writes header, array and notes, and flushes them to the disk before the file gets its name.
 
     A file that a killed process left half written is written again.
     """
-    size, partial, one_at_a_time = math.prod(shape), path.with_suffix(".partial"), Lock()
-    with _faults_named(path, size):
-        if shutil.disk_usage(path.parent).free < size:  # fails before hours of decoding
+    partial = path.with_suffix(".partial")
+    with _faults_named(path):
+        if shutil.disk_usage(path.parent).free < math.prod(shape):  # before hours of decoding
             raise OSError("its disk is full")
         file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
-
-    def put(rows: np.ndarray, start: int) -> None:
-        with one_at_a_time, _faults_named(path, size):
-            file.seek(begin + start * (size // shape[0]))
-            file.write(np.ascontiguousarray(rows))
-
     try:
-        with _faults_named(path, size):
+        with _faults_named(path):
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            begin = file.tell()
-        notes = make(_in_order(put))
-        with _faults_named(path, size):
-            file.seek(begin + size)
-            file.write(json.dumps(list(notes)).encode())
+        notes = _write_rows(file, shape, make, path)
+        with _faults_named(path):
+            file.write(json.dumps(notes).encode())
             file.flush()
             # Before the rename, so that even after a power cut a file of the final name is whole.
             os.fsync(file.fileno())
@@ -163,14 +125,28 @@ def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
         partial.unlink(missing_ok=True)
 
 
+def _write_rows(file: Any, shape: tuple[int, ...], make: _Make, path: Path) -> tuple[str, ...]:
+    """Lets `make` write the array from the file's present place on, and returns its notes."""
+    begin, row, one_at_a_time = file.tell(), math.prod(shape[1:]), Lock()
+
+    def write(rows: np.ndarray, start: int | None = None) -> None:
+        with one_at_a_time, _faults_named(path):
+            if start is not None:
+                file.seek(begin + start * row)
+            file.write(np.ascontiguousarray(rows))
+
+    notes = tuple(make(write))
+    file.seek(begin + math.prod(shape))
+    return notes
+
+
 @contextmanager
-def _faults_named(path: Path, size: int) -> Iterator[None]:
+def _faults_named(path: Path) -> Iterator[None]:
     """Replaces a system error on writing by an error that names the cache."""
     try:
         yield
     except OSError as error:
         raise OSError(
-            f"cannot keep {size / 1e6:.1f} MB of decoded images in {path.parent} "
-            f"({error.strerror or error}): make room there, or give another data.cache (empty for "
-            "none)"
+            f"cannot keep decoded images in {path.parent} ({error.strerror or error}): make room "
+            "there, or give another data.cache (empty for none)"
         ) from error

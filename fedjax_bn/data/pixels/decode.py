@@ -3,11 +3,19 @@
 Images are stretched, letterboxed or cut into tiles. Letterboxed, an image of w x h pixels is scaled
 by min(S/w, S/h) and put into the middle of a grey square of S pixels a side, as for YOLO's
 detectors. Training and testing use the same stored images, so small ones are enlarged for both.
+
+Only the raster formats of datasets are opened, because Pillow starts another program for some.
+
+A camera stores the rows of its sensor and writes into EXIF how it was held. Every viewer turns the
+picture accordingly; `Image.open` and torchvision's readers, which use it, do not. The tag is one of
+eight: 1 as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged. The
+orientation "upright" turns images by their tags, "stored" keeps the rows of the file.
 """
 
 import hashlib
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +25,22 @@ import numpy as np
 from fedjax_bn.data.domain import Rows, blocks
 from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, open_image, orientation_notes
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+UPRIGHT, STORED = "upright", "stored"
 GREY = 114  # the bytes around a letterboxed image
 _FORM = 2  # raise it when the same files would give other pixels
 _MEMORY = 2**19  # files whose digests are kept while the process runs, some 100 MB
+_ORIENTATION = 274  # EXIF's number of the tag
+# Pillow's names of the operations that turn images with tags 2 to 8 upright.
+_TURNS = dict(
+    enumerate(
+        ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM")
+        + ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
+        start=2,
+    )
+)
+_BITS, _WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits of a number, and which number is white
 
 
 def decode(
@@ -31,35 +50,31 @@ def decode(
     root: Path,
     cache: str | Path | None = None,
     progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
     letterbox: bool = False,
     orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
     This equals `Resize((size, size))` in DomainBed's and FedBN's code: the filter averages when it
-    shrinks, and an image of that size is unchanged. Threads decode, because Pillow releases
-    Python's lock.
+    shrinks, and an image of that size is unchanged.
 
     Args:
       files: N files in or below `root`, at least one.
-      size: pixels a side, at least 1.
+      size: pixels a side.
       root: files are named relative to it, so a dataset may move without being decoded again.
-      cache: folder that keeps the pixels; they are decoded again when a file's name or content, or
-        `size`, differs. None to keep them in memory only.
+      cache: folder that keeps the pixels until a file's name or content, or `size`, differs. None
+        to keep them in memory only.
       progress: show a bar on stderr.
-      max_megapixels: millions of pixels that an image may have; a larger one is not read.
       letterbox: whether images keep their shape, in the middle of a grey square.
-      orientation: "upright", turned by EXIF as every viewer does, or "stored", with the rows of the
-        file, as torchvision's readers return them.
+      orientation: "upright" or "stored", see above.
 
     Returns:
-      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and a note on
-      how many images have an EXIF orientation.
+      u8[N, size, size, 3], memory-mapped if it comes from a cache, and a note on how many images
+      have an EXIF orientation.
 
     Raises:
       ValueError: some files cannot be read; the first ten are named.
-      OSError: the cache cannot be written, see `cache.cached_array`.
+      OSError: the cache cannot be written.
     """
 
     def make(write: Write) -> tuple[str, ...]:
@@ -67,8 +82,7 @@ def decode(
             """Hands an image to `write`; returns its EXIF orientation, and its fault."""
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
-                content = files[k].read_bytes()
-                image, tag = decode_image(content, size, max_megapixels, letterbox, orientation)
+                image, tag = decode_image(files[k].read_bytes(), size, letterbox, orientation)
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 return 1, f"{files[k]} ({' '.join(reason.split())})"
@@ -84,9 +98,9 @@ def decode(
             )
         return orientation_notes((tag for tag, _ in converted), orientation)
 
+    form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
     name = ""
-    if cache is not None:
-        form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
+    if cache is not None:  # hashing reads all files
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
     return cached_array(cache, name, (len(files), size, size, 3), make)
 
@@ -94,8 +108,7 @@ def decode(
 def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
     """Returns hexadecimal digits that change with any file's name or bytes, and with `size`.
 
-    They are the same on any machine that has the same files. Every file is read, once in a process
-    while it does not change, some 2 GB per second and core if the disk is as fast.
+    They are the same on any machine. A file is read once in a process while it does not change.
     """
     state = hashlib.sha256(f"{_FORM} {size}\n".encode())
     digests = in_threads(_digest_of, files, "", progress=False)  # hashing releases Python's lock
@@ -105,14 +118,13 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
 
 
 def _digest_of(file: Path) -> str:
-    """Returns the SHA-256 of a file's bytes; "unread" for one that a reader will name."""
     try:
         stat = os.stat(file)
         # The system's own time of the last change, `ctime`, moves with every change, unlike
         # `mtime`, which programs set.
         return _digest_once(os.fspath(file), stat.st_ino, stat.st_size, stat.st_ctime_ns)
     except OSError:
-        return "unread"
+        return "unread"  # `decode` names such files together
 
 
 @lru_cache(_MEMORY)
@@ -123,34 +135,104 @@ def _digest_once(path: str, inode: int, size: int, changed: int) -> str:
 
 def relative_names(files: Sequence[Path], root: Path) -> list[str]:
     """Returns the files' names relative to `root`, with / on every system."""
-    prefix = os.path.join(root, "")
-    names = map(os.fspath, files)
-    inside = (  # there may be half a million files, and relpath is slow
-        name[len(prefix) :] if name.startswith(prefix) else os.path.relpath(name, root)
-        for name in names
-    )
-    return [name.replace(os.sep, "/") for name in inside]
+    return [file.relative_to(root).as_posix() for file in files]
 
 
-def decode_image(
-    content: bytes,
-    size: int,
-    max_megapixels: float = MEGAPIXELS,
-    letterbox: bool = False,
-    orientation: str = UPRIGHT,
-) -> tuple[np.ndarray, int]:
-    """Returns one image as u8[size, size, 3], and its EXIF orientation.
+def open_raster(content: bytes) -> Any:
+    """Opens an image file with Pillow, usually without decoding its pixels.
 
-    A GIF or TIFF gives its first frame. Arguments are those of `decode`; it raises as
-    `raster.open_image`.
+    Raises ValueError if the format is not in `FORMATS`, and what Pillow raises on a damaged file.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError as error:  # which would name an object in memory
+        raise ValueError(f"not an image of a known kind, {', '.join(FORMATS)}") from error
+    if image.format == "PNG" and b"eXIf" in content:  # EXIF may follow the pixels
+        image.load()
+    return image
+
+
+def open_image(content: bytes, orientation: str = UPRIGHT) -> tuple[Any, int]:
+    """Returns a Pillow image in RGB, and its EXIF orientation, 1 to 8; raises as `open_raster`.
+
+    Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
+    DomainBed's code; numbers of 9 to 16 bits keep their upper eight bits, inverted if 0 is white.
+    A ValueError names floats, and integers of 32 bits or with a sign, whose white is unknown.
+    """
+    image = open_raster(content)
+    turn, tag = turn_of(image, orientation)
+    image = _to_rgb(image)
+    return image if turn is None else image.transpose(turn), tag
+
+
+def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
+    """Returns how to transpose a Pillow image, or None, and its EXIF orientation.
+
+    Pillow itself turns TIFF, so with "stored" its tag is 1. Call it before decoding the pixels.
     """
     from PIL import Image
 
-    image, tag = open_image(content, max_megapixels, orientation)
+    tag = orientation_of(image)
+    if image.format == "TIFF":
+        return None, tag if orientation == UPRIGHT else 1
+    turned = tag > 1 and orientation == UPRIGHT
+    return Image.Transpose[_TURNS[tag]] if turned else None, tag
+
+
+def orientation_of(image: Any) -> int:
+    """Returns the EXIF orientation of a Pillow image, 1 to 8; call it before decoding the pixels.
+
+    It is 1 if there is no tag or EXIF is damaged, because viewers show such images as stored.
+    """
+    from PIL import Image
+
+    try:
+        # not PNG's own `getexif`, which decodes all pixels first
+        tag = Image.Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception:  # Pillow raises SyntaxError, struct.error, ... on damaged EXIF
+        return 1
+    return tag if isinstance(tag, int) and tag in _TURNS else 1
+
+
+def orientation_notes(tags: Iterable[int], orientation: str) -> tuple[str, ...]:
+    """Returns a note on how many images have a tag other than 1; no note if no image has one."""
+    count = sum(tag != 1 for tag in tags)
+    turned = "left as stored, against" if orientation == STORED else "turned upright by"
+    return (f"images {turned} their EXIF orientation: {count}",) if count else ()
+
+
+def _to_rgb(image: Any) -> Any:
+    from PIL import Image
+
+    mode = image.mode
+    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
+        # Older versions of Pillow give the 16 bits of PNG as 32.
+        tags = image.tag_v2 if image.format == "TIFF" else {}
+        grey = (np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)).astype(np.uint8)
+        image = Image.fromarray(255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey)
+    elif mode in ("I", "F"):
+        raise ValueError(f"its pixels, {mode} of Pillow, have no known white: save it with 8 bits")
+    elif mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # directly to RGB, Pillow would warn
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def decode_image(
+    content: bytes, size: int, letterbox: bool = False, orientation: str = UPRIGHT
+) -> tuple[np.ndarray, int]:
+    """Returns an image, or its first frame, as u8[size, size, 3], and its EXIF orientation."""
+    from PIL import Image
+
+    image, tag = open_image(content, orientation)
+    left, top, *sides = _fitted(*image.size, size) if letterbox else (0, 0, size, size)
+    if image.size != tuple(sides):
+        image = image.resize(sides, Image.Resampling.BILINEAR)
     if letterbox:
-        image = _letterboxed(image, size)
-    elif image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+        square = Image.new("RGB", (size, size), (GREY,) * 3)
+        square.paste(image, (left, top))
+        image = square
     return np.asarray(image), tag
 
 
@@ -161,16 +243,6 @@ def _fitted(width: int, height: int, size: int) -> tuple[int, int, int, int]:
     return (size - wide) // 2, (size - high) // 2, wide, high
 
 
-def _letterboxed(image: Any, size: int) -> Any:
-    """Returns an RGB image of Pillow in a grey square of `size` pixels a side, bilinear."""
-    from PIL import Image
-
-    left, top, wide, high = _fitted(*image.size, size)
-    square = Image.new("RGB", (size, size), (GREY,) * 3)
-    square.paste(image.resize((wide, high), Image.Resampling.BILINEAR), (left, top))
-    return square
-
-
 def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.ndarray:
     """Returns boxes f64[n, 4] in shares of an image as shares of its letterboxed square."""
     # Uses the rounded sides that the pixels have, so that a box stays on its object.
@@ -178,15 +250,12 @@ def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.nda
     return (corners * (wide, high, wide, high) + (left, top, left, top)) / size
 
 
-def resized(images: np.ndarray | Rows, shape: Sequence[int]) -> np.ndarray | Rows:
-    """Returns bytes u8[N, h, w, C] as u8[N, H, W, C] by Pillow's bilinear filter, as `decode`.
+def resized(
+    images: np.ndarray | Rows, shape: Sequence[int], nearest: bool = False
+) -> np.ndarray | Rows:
+    """Returns bytes u8[N, h, w, C] of a shape (H, W, C) by Pillow's bilinear or nearest filter.
 
-    Args:
-      images: bytes; returned unchanged if they have the shape.
-      shape: (H, W, C).
-
-    Raises:
-      ValueError: `images` are not bytes [N, h, w, C], or have another number of channels.
+    Images that have the shape are returned unchanged. A ValueError names other dtypes or channels.
     """
     from PIL import Image
 
@@ -199,54 +268,46 @@ def resized(images: np.ndarray | Rows, shape: Sequence[int]) -> np.ndarray | Row
             f"{list(shape)}: only bytes [H, W, C] with as many channels, 1 or 3, can"
         )
     height, width, _ = shape
+    resampling = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
 
     def stretch(image: np.ndarray) -> np.ndarray:
         small = Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image)
-        return np.asarray(small.resize((width, height), Image.Resampling.BILINEAR))
+        return np.asarray(small.resize((width, height), resampling))
 
     stretched = [stretch(image) for block in blocks(images) for image in block]
     return np.stack(stretched).reshape(-1, *shape)
 
 
-def resized_masks(masks: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Returns masks u8[N, h, w] as u8[N, H, W] of a shape (H, W, ...), to the nearest pixel."""
-    from PIL import Image
+def tile_places(height: int, width: int, size: int) -> list[tuple[int, int]]:
+    """Returns the row and column of the first pixel of each square tile of an image, row by row.
 
-    size, nearest = (shape[1], shape[0]), Image.Resampling.NEAREST
-    return np.stack([np.asarray(Image.fromarray(mask).resize(size, nearest)) for mask in masks])
-
-
-def number_of_tiles(height: int, width: int, size: int) -> int:
-    """Returns how many tiles `cut` makes of an image."""
-    return -(-height // size) * -(-width // size)
+    Tiles follow each other without a gap; the last of a row or column is shifted so that it ends
+    with the image, and shows some pixels again.
+    """
+    rows, columns = (
+        [min(start, max(side - size, 0)) for start in range(0, side, size)]
+        for side in (height, width)
+    )
+    return [(row, column) for row in rows for column in columns]
 
 
 def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns an image's square tiles, row by row, and their places.
+    """Returns an image's tiles [n, size, size, ...], and their `tile_places` i64[n, 2].
 
-    The tiles follow each other without a gap; the last of a row or column is shifted so that it
-    ends with the image, and shows some pixels again. An image smaller than a tile is padded at its
-    right and lower edge.
+    An image smaller than a tile is padded at its right and lower edge.
 
     Args:
       image: [H, W, ...], such as an image, a mask or logits.
-      size: pixels a side of a tile, at least 1.
+      size: pixels a side of a tile.
       fill: the value of padding and of pixels that an earlier tile shows, such as
         `engine.inputs.UNLABELLED` for a mask; None to repeat the edge and to show pixels again.
-
-    Returns:
-      [n, size, size, ...] and i64[n, 2], the row and column of each tile's first pixel.
     """
     height, width = image.shape[:2]
+    places = tile_places(height, width, size)
     no_padding = ((0, 0),) * (image.ndim - 2)
     around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *no_padding)
     padding = {"mode": "edge"} if fill is None else {"constant_values": fill}
     image = np.pad(image, around, **padding)
-    rows, columns = (  # the last one is shifted inside
-        [min(start, max(side - size, 0)) for start in range(0, side, size)]
-        for side in (height, width)
-    )
-    places = [(row, column) for row in rows for column in columns]
     tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
     if fill is not None:
         # Tiles overlap at the last row and column; each pixel counts in its first tile alone.
@@ -255,19 +316,17 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
             again = shown[y : y + size, x : x + size]
             tile[again] = fill
             again[:] = True
-    return tiles, np.array(places, np.int64)
+    return tiles, np.array(places)
 
 
 def put_together(tiles: np.ndarray, places: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Returns the image [H, W, ...] of a shape (H, W) whose tiles `cut` made.
+    """Returns the image [H, W, ...] of a shape (H, W) from its tiles, or predictions of them.
 
-    `tiles` [n, size, size, ...] are what became of them, such as predictions, at `places`
-    i64[n, 2]; a pixel is its first tile's.
+    A pixel is its first tile's.
     """
-    height, width = shape
-    image = np.empty((height, width, *tiles.shape[3:]), tiles.dtype)
+    image, size = np.empty((*shape, *tiles.shape[3:]), tiles.dtype), tiles.shape[1]
     # Backwards, so that the first tile of a pixel is written last.
-    for tile, (y, x) in zip(tiles[::-1], places[::-1].tolist(), strict=True):
-        region = image[y : y + tile.shape[0], x : x + tile.shape[1]]  # ends where the image does
+    for tile, (y, x) in zip(tiles[::-1], places[::-1], strict=True):
+        region = image[y : y + size, x : x + size]  # ends where the image does
         region[:] = tile[: region.shape[0], : region.shape[1]]
     return image

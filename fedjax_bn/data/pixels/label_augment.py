@@ -1,8 +1,7 @@
 """Changes training images at random on the device, and moves their boxes or masks along.
 
-`change(key, batch) -> batch` of bytes u8[B, S, S, C], and boxes or masks u8[B, S, S], see
-`data.label_trees`; each sample has its own key, so that its result does not depend on others of the
-batch.
+Images are bytes u8[B, S, S, C], and labels boxes or masks u8[B, S, S], see `data.label_trees`. Each
+sample has a key of its own.
 
 **Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
 + 1/2 + t in shares of the side. Pixels from outside the image are grey, like the bars of a
@@ -23,6 +22,7 @@ their border is repeated outside. Masks take the nearest pixel, so that no new v
 pixels from outside are unlabelled. Brightness, contrast and gamma change images alone.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from jax.scipy.ndimage import map_coordinates
 
 from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
-from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, sample_keys, shift_hue
+from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, resample, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
@@ -75,13 +75,7 @@ def of_boxes(
         pixels = change_colours(image.astype(draws.dtype) / 255, *factors)
         return as_bytes(move_pixels(pixels, *move)), move_boxes(label, *move, len(image))
 
-    def change(key: jax.Array, batch: Batch) -> Batch:
-        images, label = batch["image"], batch["label"]
-        keys = sample_keys(key, images, square=True)
-        image, label = jax.vmap(of_image)(keys, images, label)
-        return batch | {"image": image, "label": label}
-
-    return LabelAugment(change, BOXES)
+    return _of_batches(of_image, BOXES)
 
 
 @bounded
@@ -117,29 +111,36 @@ def of_masks(
     """
     del size
 
-    def of_image(key: jax.Array, image: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_image(key: jax.Array, image: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
         draws = jax.random.uniform(key, (11,))
         spread = 2 * draws - 1
         turns = jnp.where(draws[1] < quarters, jnp.floor(4 * draws[2]).astype(jnp.int32), 0)
         move = draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4]
         places = shown_places(len(image), *move, shift * spread[5:7])
         if elastic:
-            field_key = stream(key, "elastic field")
-            places += elastic * _displacements(field_key, len(image), places.dtype)
+            shape = 2, _GRID, _GRID
+            points = jax.random.normal(stream(key, "elastic field"), shape, places.dtype)
+            places += elastic * jax.image.resize(len(image) * points, places.shape, "cubic")
         pixels = change_intensities(
             image.astype(draws.dtype) / 255,
             1 + brightness * spread[7],
             1 + contrast * spread[8],
             1 + gamma * spread[9],
         )
-        return as_bytes(move_image(pixels, places)), move_mask(mask, places)
+        return as_bytes(move_image(pixels, places)), label | {MASK: move_mask(label[MASK], places)}
+
+    return _of_batches(of_image, MASK)
+
+
+def _of_batches(of_image: Callable[..., tuple[jax.Array, Batch]], moves: str) -> LabelAugment:
+    """Returns the change of batches by a function of key, image and labels of one sample."""
 
     def change(key: jax.Array, batch: Batch) -> Batch:
-        images, label = batch["image"], batch["label"]
-        image, mask = jax.vmap(of_image)(sample_keys(key, images, square=True), images, label[MASK])
-        return batch | {"image": image, "label": label | {MASK: mask}}
+        keys = sample_keys(key, batch["image"], square=True)
+        image, label = jax.vmap(of_image)(keys, batch["image"], batch["label"])
+        return batch | {"image": image, "label": label}
 
-    return LabelAugment(change, MASK)
+    return LabelAugment(change, moves)
 
 
 def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -155,8 +156,7 @@ def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Arr
 
     across, down = (weights(scale[i], shift[i]) for i in (0, 1))
     # Grey is subtracted first, so that pixels from outside, whose weights are zero, become grey.
-    rows = jnp.einsum("oh,hwc->owc", down, image - grey, precision="highest")
-    return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
+    return resample(image - grey, down, across) + grey
 
 
 def move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> Batch:
@@ -199,8 +199,7 @@ def shown_places(
 ) -> jax.Array:
     """Returns f[2, size, size], the row and column of the old pixel that each new one shows.
 
-    `turns` are quarter turns; these and `degrees` are counterclockwise. `shift` f[2] moves images
-    down and across, in shares of the side.
+    Quarter turns and `degrees` are counterclockwise; `shift` f[2] is down and across, in sides.
     """
     angle = jnp.deg2rad(degrees)
     # Exact cosines and sines of quarter turns keep pixels on pixels.
@@ -220,12 +219,6 @@ def shown_places(
 def _rotation(cosine: jax.Array, sine: jax.Array) -> jax.Array:
     """Returns f[2, 2], which maps rows and columns back from a counterclockwise turn."""
     return jnp.stack([jnp.stack([cosine, sine]), jnp.stack([-sine, cosine])])
-
-
-def _displacements(key: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """Returns smooth displacements f[2, size, size], whose standard deviation is the side."""
-    points = size * jax.random.normal(key, (2, _GRID, _GRID), dtype)
-    return jax.image.resize(points, (2, size, size), "cubic")
 
 
 def move_image(image: jax.Array, places: jax.Array) -> jax.Array:

@@ -46,7 +46,7 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
       image_size: pixels a side; patches are resized if it is not 96.
-      **options: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
+      **options: `cache` (12.6 GB), `progress` and `orientation` of `decode`.
 
     Returns:
       Source "camelyon17", normalized as WILDS does; the group "unseen" is centers 1 and 2. Parts

@@ -19,8 +19,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.pixels.decode import decode_image
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, orientation_notes
+from fedjax_bn.data.pixels.decode import UPRIGHT, decode_image, orientation_notes
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
@@ -37,7 +36,6 @@ def load_tfds(
     classes: Sequence[str] = (),
     cache: Path | None = None,
     progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
     orientation: str = UPRIGHT,
 ) -> Source:
     """Returns prepared datasets as u8[N, image_size, image_size, 3], one pool each.
@@ -47,7 +45,7 @@ def load_tfds(
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
       domains: NAME or NAME/CONFIG of each; a domain is called CONFIG, or NAME without one.
       classes: names, in the order of the labels; empty for all of the first domain.
-      cache, progress, max_megapixels, orientation: as in `pixels.decode.decode`.
+      cache, progress, orientation: as in `pixels.decode.decode`.
 
     Returns:
       Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER.
@@ -60,7 +58,7 @@ def load_tfds(
     pools, notes = [], []
     for name, builder in builders.items():
         pool, converted = _read_pool(
-            name, builder, classes, image_size, max_megapixels, orientation, cache, progress
+            name, builder, classes, image_size, orientation, cache, progress
         )
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in converted]
@@ -115,7 +113,6 @@ def _read_pool(
     builder: Any,
     classes: Sequence[str],
     size: int,
-    max_megapixels: float,
     orientation: str,
     cache: Path | None,
     progress: bool,
@@ -146,9 +143,7 @@ def _read_pool(
         names.append(numbered_names(origin, {split: len(of_split)})[rows[split]])
     labels = np.concatenate(labels)
     shape = (len(labels), size, size, 3)
-    decoded = partial(
-        decode_image, size=size, max_megapixels=max_megapixels, orientation=orientation
-    )
+    decoded = partial(decode_image, size=size, orientation=orientation)
 
     def make(write: Write) -> tuple[str, ...]:
         all_tags: list[int] = []

@@ -42,8 +42,7 @@ _Window = Annotated[int, Range("0, or from 2 to 1000000", lambda n: n == 0 or 2 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
     """Returns how image files are decoded, as arguments of `folders.folder_source`."""
-    keys = ("max_megapixels", "orientation")
-    return {"cache": _cache_folder(config)} | {key: config.data[key] for key in keys}
+    return {"cache": _cache_folder(config), "orientation": config.data.orientation}
 
 
 def _cache_folder(config: ConfigDict) -> Path | None:
