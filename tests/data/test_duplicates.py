@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.duplicates import duplicate_notes
+from fedjax_bn.data.division.clients import duplicate_notes, make_clients
 from fedjax_bn.data.domain import Dataset, Domain, Rows, Split
 from fedjax_bn.data.source import Pool, Source
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.by_class import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.domain import splits
+from fedjax_bn.data.division.partition import number_groups, share_out_domains
+from fedjax_bn.data.domain import Dataset, Domain, Split, splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source, check_source
 from sources import CLASSES, numbers, official, pool, toy
 
@@ -121,15 +121,18 @@ def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
 
 
 @settings(deadline=None, max_examples=25)
-@given(names=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), data=st.data())
-def test_groups_are_numbered_by_first_appearance_and_listed_whole(names, data):
-    group = number_groups(np.array(names), len(names))
+@given(names=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), seed=seeds)
+def test_groups_are_numbered_by_first_appearance_and_each_has_one_owner(names, seed):
     expected = [list(dict.fromkeys(names)).index(name) for name in names]
-    assert group.tolist() == expected
-    assert first_samples(group).tolist() == [expected.index(k) for k in range(max(expected) + 1)]
-    chosen = np.array(data.draw(st.permutations(range(max(expected) + 1))), np.int64)[:3]
-    listed = [k for one in chosen for k in range(len(names)) if expected[k] == one]
-    assert samples_of(chosen, group).tolist() == listed
+    assert number_groups(np.array(names), len(names)).tolist() == expected
+    images = np.arange(len(names), dtype=np.float32)[:, None]
+    split = Split(images, np.zeros(len(names), np.int32), np.array(names))
+    one_domain = Dataset("any", 1, (Domain("a", split, None, split),), (0.5,), (0.5,))
+    clients = share_out_domains(one_domain, min(3, max(expected) + 1), seed=seed).domains
+    owned = [client.train.images[:, 0].astype(int).tolist() for client in clients]
+    assert sorted(np.concatenate(owned)) == list(range(len(names)))
+    owners = [set(client.train.names) for client in clients]
+    assert sum(map(len, owners)) == len(set(names))
 
 
 def test_official_lists_are_followed_and_missing_parts_taken_from_training():

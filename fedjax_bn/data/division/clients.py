@@ -12,25 +12,36 @@ groups, stratified by the label of their first sample; if all names differ, they
 Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import (
-    DIVIDING,
-    ORDERING,
-    first_samples,
+from fedjax_bn.data.division.partition import (
+    fraction_size,
+    hold_out,
     number_groups,
-    samples_of,
-    share_size,
+    share_out_domains,
     stratified_split,
 )
-from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.data.domain import Dataset, Domain, Rows, Split, check_dataset, join_splits, select
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    blocks,
+    check_dataset,
+    join_splits,
+    select,
+    whole,
+)
 from fedjax_bn.data.label_trees import strata
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
+
+_DIVIDING, _ORDERING = 1, 2  # last entries of a generator's path (0, position, USE)
 
 
 def make_clients(
@@ -85,7 +96,7 @@ def make_clients(
         )
     unseen = _unseen(data, target_names, seed)
     if isinstance(data, Dataset):
-        internal = _own_splits(data, target_names, validation if split else 0.0, seed)
+        internal = _with_validation(data, target_names, validation if split else 0.0, seed)
     else:
         split = split or ("official" if has_lists else "stratified")
         domains = _divide_domains(data, target_names, split, validation, test, seed)
@@ -131,22 +142,18 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
     return dataset._replace(domains=(client,)), unseen
 
 
-def _own_splits(
-    data: Dataset, target_names: Sequence[str], validation: float, seed: int
+def _with_validation(
+    data: Dataset, target_names: Sequence[str], share: float, seed: int
 ) -> Dataset:
-    """Returns the training domains of a dataset that has its own splits."""
+    """Returns the training domains of a dataset; those that do not validate hold a share out."""
     internal = []
     for position, domain in enumerate(data.domains):
-        train = domain.train
         if domain.name in target_names:
             continue
-        if validation and train is not None and domain.validation is None:
-            group = number_groups(train.names, len(train.images))
-            sizes = _part_sizes(int(group.max()) + 1, validation, 0.0)[:2]
-            rng = generator(seed, 0, position, DIVIDING)
-            parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
-            train, held_out = (select(train, samples_of(part, group)) for part in parts)
-            domain = domain._replace(train=train, validation=held_out if sizes[1] else None)
+        if share and domain.train is not None and domain.validation is None:
+            rng = generator(seed, 0, position, _DIVIDING)
+            train, validation = hold_out(domain.train, share, rng)
+            domain = domain._replace(train=train, validation=validation)
         internal.append(domain)
     return data._replace(domains=tuple(internal))
 
@@ -160,7 +167,7 @@ def _divide_domains(
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
         if pool.name in target_names:
             continue
-        rng, splits = generator(seed, 0, position, ORDERING), []
+        rng, splits = generator(seed, 0, position, _ORDERING), []
         for part in (TRAIN, VALIDATION, TEST):
             index = rng.permutation(np.flatnonzero(parts == part))
             splits.append(select(_all_of(pool), index) if len(index) else None)
@@ -209,7 +216,7 @@ def _choose_parts(
             0.0 if (listed == VALIDATION).any() else validation,
             0.0 if (listed == TEST).any() else test,
         )
-        rng = generator(seed, 0, number, DIVIDING)
+        rng = generator(seed, 0, number, _DIVIDING)
         for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
             drawn[members[index]] = part
     return [
@@ -220,8 +227,8 @@ def _choose_parts(
 
 def _part_sizes(count: int, validation: float, test: float) -> list[int]:
     """Returns how many of `count` train, validate and test; all train if none would."""
-    validating = max(1, share_size(count, validation)) if validation else 0
-    testing = count - share_size(count, 1 - test)
+    validating = fraction_size(count, validation) if validation else 0
+    testing = count - fraction_size(count, 1 - test, least=0)
     training = count - validating - testing
     return [training, validating, testing] if training > 0 else [count, 0, 0]
 
@@ -235,7 +242,7 @@ def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Do
         if pool.name in names:
             # Shuffled, because published samples often come class by class, and a method that
             # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
-            order = generator(seed, 0, position, ORDERING).permutation(len(pool.images))
+            order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
             domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
     return tuple(domains)
 
@@ -246,7 +253,6 @@ def _all_of(pool: Pool) -> Split:
 
 
 def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
-    """Returns the domains of a dataset, or the pools of a source."""
     return data.domains if isinstance(data, Dataset) else data.pools
 
 
@@ -274,3 +280,58 @@ def _dataset_of(data: Source | Dataset, domains: tuple[Domain, ...]) -> Dataset:
         return data._replace(domains=domains)
     count, classes = len(data.classes), tuple(data.classes)
     return Dataset(data.name, count, domains, data.mean, data.std, classes, data.key)
+
+
+def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[str, ...]:
+    """Returns a note on how many tested samples are byte for byte some client's training samples.
+
+    Labels and names are not compared. There is no note if there are no such samples.
+    """
+    # Every image is looked at in its middle row; only those that agree there are read whole.
+    trained = {client.name: _codes(_middle_rows(client.train)) for client in dataset.domains}
+    middles = {code for codes in trained.values() for code in codes}
+    # Clients that share their test samples are one place.
+    tests = {id(domain.test): (domain.name, domain.test) for domain in dataset.domains}
+    suspects, alike = {}, set()
+    for name, split in [*tests.values(), *((domain.name, whole(domain)) for domain in unseen)]:
+        codes = _codes(_middle_rows(split))
+        rows = [row for row, code in enumerate(codes) if code in middles]
+        suspects[name] = split, rows
+        alike |= {codes[row] for row in rows}
+    owners: dict[int, str] = {}  # hash of a whole image -> the client that trains on it
+    for client in dataset.domains:
+        rows = [row for row, code in enumerate(trained[client.name]) if code in alike]
+        for code in _whole_codes(client.train, rows):
+            owners.setdefault(code, client.name)
+    counts = []
+    for name, (split, rows) in suspects.items():
+        copies = Counter(owners[code] for code in _whole_codes(split, rows) if code in owners)
+        for client, _ in copies.most_common(1):
+            counts.append(
+                f"{copies.total()} of the {len(split.images)} of {name} (most in {client})"
+            )
+    note = (
+        "tested samples that are byte for byte training samples too, so that their scores are not "
+        f"those of new samples: {first_few(counts)}; remove the copies"
+    )
+    return (note,) if counts else ()
+
+
+def _middle_rows(split: Split) -> Iterator[np.ndarray]:
+    """Yields the middle of every image u8[N, H, W, C], [n, W, C]; or of features f[N, F], [n]."""
+    images = split.images
+    array, index = images, np.arange(len(images))
+    if isinstance(images, Rows):
+        array, index = images.array, images.index
+    for rows in blocks(index):
+        # Indexed at once, so that of a memory map only these bytes are read.
+        yield array[rows, array.shape[1] // 2]
+
+
+def _whole_codes(split: Split, rows: Sequence[int]) -> list[int]:
+    return _codes(blocks(select(split, np.array(rows, np.int64)).images))
+
+
+def _codes(parts: Iterator[np.ndarray]) -> list[int]:
+    """Returns Python's hash, of 64 bits, of the bytes of each row of the arrays [n, ...]."""
+    return [hash(row.tobytes()) for part in parts for row in part]

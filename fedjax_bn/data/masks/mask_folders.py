@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.division.by_class import groups_of
+from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.masks.assemble import ImageSquares, Pair, convert_images, paired_source
 from fedjax_bn.data.masks.volumes import AXIAL, Slices, convert_volumes, is_volume
 from fedjax_bn.data.messages import first_few
@@ -55,7 +55,7 @@ def load_mask_folders(
       domains: names of folders in it; empty for all.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
-      groups: a regular expression, see `by_class.groups_of`.
+      groups: a regular expression, see `partition.groups_of`.
       plane, window: of scans, see `volumes.Slices`.
       **options: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
         `assemble.ImageSquares`.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import fraction_size, stratified_sample
+from fedjax_bn.data.division.partition import fraction_size, stratified_sample
 from fedjax_bn.data.domain import Dataset, Domain, check_dataset
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.npz import read_archive

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import groups_of
+from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -268,7 +268,7 @@ def load_folders(
       image_size: pixels a side.
       domains: names of their folders, in that order; empty for all, by name.
       classes: names of their folders, in the order of the labels; empty for all, by name.
-      groups: a regular expression for what no split separates, see `by_class.groups_of`; samples
+      groups: a regular expression for what no split separates, see `partition.groups_of`; samples
         are then named by their groups. Empty to divide images one by one.
       **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 

@@ -22,7 +22,7 @@ import numpy as np
 import scipy  # loads ndimage at its first use
 from PIL import Image
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.seeds import generator
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.sets.scanners import share_out_scans, shrunk_photograph
