@@ -53,8 +53,8 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
       are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all of
       center 1 validation, all of center 2 test. Names are the patches' paths.
     """
-    roots = (Path(path, "camelyon17_v1.0"), Path(path))
-    root = next((root for root in roots if (root / "metadata.csv").is_file()), roots[1])
+    root = Path(path, "camelyon17_v1.0")
+    root = root if root.is_dir() else Path(path)
     if not (root / "metadata.csv").is_file():
         raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_CAMELYON17.where}")
     centers = _read_table(root / "metadata.csv")
@@ -62,14 +62,8 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
     for center in sorted(centers):
         names, labels, splits = zip(*centers[center], strict=True)
         parts = [_PARTS.get(center, (TRAIN, VALIDATION)[split]) for split in splits]
-        listings.append(
-            Listing(
-                f"center{center}",
-                [root / name for name in names],
-                np.array(labels, np.int32),
-                parts=np.array(parts, np.int8),
-            )
-        )
+        files, parts = [root / name for name in names], np.array(parts, np.int8)
+        listings.append(Listing(f"center{center}", files, np.array(labels, np.int32), parts))
     source = folder_source(_CAMELYON17, root, listings, image_size, **options)
     unseen = tuple(f"center{center}" for center in _PARTS if center in centers)
     return source._replace(groups={"unseen": unseen} if unseen else {})

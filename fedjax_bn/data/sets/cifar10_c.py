@@ -12,7 +12,7 @@ Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Co
 Perturbations", ICLR 2019.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -50,15 +50,6 @@ _WHERE = (
 )
 
 
-def _corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the four types and "extra", each with its corruptions that are in `names`."""
-    groups = {
-        kind: tuple(name for name in corruptions if name in names)
-        for kind, corruptions in {**TYPES, "extra": EXTRA}.items()
-    }
-    return {kind: corruptions for kind, corruptions in groups.items() if corruptions}
-
-
 def load_cifar10_c(
     path: str | Path,
     *,
@@ -89,9 +80,8 @@ def load_cifar10_c(
                 f"{argument} is {list(chosen)}; choose one or more, each once, from "
                 f"{', '.join(allowed)}"
             )
-    folders = (Path(path, "CIFAR-10-C"), Path(path))
-    folder = next((folder for folder in folders if (folder / "labels.npy").is_file()), folders[1])
-    labels, arrays = _read_published(folder, corruptions)
+    folder = Path(path, "CIFAR-10-C")
+    labels, arrays = _read_published(folder if folder.is_dir() else Path(path), corruptions)
     count, total = len(labels), len(levels) * len(labels)
     pieces = [slice((level - 1) * count, level * count) for level in map(int, levels)]
     names = np.tile(numbered_names("test", {"": count}), len(levels))
@@ -107,8 +97,13 @@ def load_cifar10_c(
             file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
             images, _ = cached_array(cache, file, shape, partial(_resize, images, shape))
         pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
+    groups = {
+        kind: members
+        for kind, of_kind in {**TYPES, "extra": EXTRA}.items()
+        if (members := tuple(name for name in of_kind if name in corruptions))
+    }
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, (), _corruption_groups(corruptions), key))
+    return check_source(Source(*about, groups=groups, key=key))
 
 
 def _resize(images: np.ndarray, shape: Sequence[int], write: Write) -> tuple[str, ...]:

@@ -54,7 +54,6 @@ def load_digits(
     paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
     other.
     """
-    fraction = 1.0 if fraction is None else fraction
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
@@ -65,21 +64,14 @@ def load_digits(
             )
         if "train" not in parts and name not in target:
             raise ValueError(f"{path}: {name!r} has test samples alone: make it a target")
-    counts = {
-        name: len(parts["train"].labels) for name, parts in digits.items() if "train" in parts
-    }
+    counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []
     for k, (name, parts) in enumerate(digits.items()):
-        train = None
-        if "train" in parts:
-            size = counts[name]
-            if name not in target:
-                size = fraction_size(smallest if truncate else size, fraction)
-            train = stratified_sample(parts["train"], size, generator(seed, k))
+        train = parts.get("train")
+        if train is not None and name not in target:
+            size = fraction_size(smallest if truncate else counts[name], fraction or 1.0)
+            train = stratified_sample(train, size, generator(seed, k))
         domains.append(Domain(name, train, None, parts["test"]))
     name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
-    try:
-        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))

@@ -71,22 +71,18 @@ def is_image(name: str) -> bool:
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
 
 
-def _is_hidden(name: str) -> bool:
-    """Returns whether a file or folder of this name is hidden, or made by a system."""
-    return name.startswith(".") or name in _SYSTEM
-
-
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     """Returns the folders in a folder without hidden ones, and its files, each by name."""
     folders, files = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        hidden = path.name.startswith(".") or path.name in _SYSTEM
         if path.is_dir():
-            folders += [] if _is_hidden(path.name) else [path]
+            folders += [] if hidden else [path]
         elif path.is_symlink() and not path.exists():
             # It may have been a class or an image, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
         else:
-            files.append(path)
+            files += [] if hidden else [path]
     return folders, files
 
 
@@ -97,19 +93,14 @@ def subfolders(folder: Path) -> list[Path]:
 
 def files_below(folder: Path) -> list[Path]:
     """Returns all files in and below a folder by name, without hidden ones; enters links once."""
-    paths, entered = [], set()
-
-    def visit(place: Path) -> None:
-        # A link to a folder above would make a cycle.
-        if (real := os.path.realpath(place)) in entered:
-            return
-        entered.add(real)
-        folders, files = _entries(place)
-        paths.extend(file for file in files if not _is_hidden(file.name))
-        for inner in folders:
-            visit(inner)
-
-    visit(folder)
+    paths, entered, places = [], set(), [folder]
+    for place in places:  # which grow
+        real = os.path.realpath(place)
+        if real not in entered:  # a link to a folder above would make a cycle
+            entered.add(real)
+            folders, files = _entries(place)
+            places += folders
+            paths += files
     return sorted(paths)
 
 
@@ -170,31 +161,29 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg if the
     dataset has parts.
     """
-    classes, parts = dataset.classes, dataset.parts
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
-    has_classes = bool(match_folders(list(inside.values()), classes))
-    if not has_classes and next(iter(parts), "") in inside:
-        listings = [list_classes(name, inside.get(part, folder / part), classes) for part in parts]
-        sizes = [len(listing.files) for listing in listings]
-        listing = Listing(
-            name,
-            [file for listing in listings for file in listing.files],
-            np.concatenate([listing.labels for listing in listings]),
-            np.repeat(np.array(list(parts.values()), np.int8), sizes),
-            strange=[place for listing in listings for place in listing.strange],
-        )
+    parts = {inside[part]: number for part, number in dataset.parts.items() if part in inside}
+    if match_folders(list(inside.values()), dataset.classes):
+        parts, around = {}, [folder]
     else:
-        around = folder if has_classes else inside.get("images", folder)
-        listing = list_classes(name, around, classes)
-    present = set(listing.labels.tolist())
-    missing = [c for label, c in enumerate(classes) if label not in present]
+        around = list(parts) or [inside.get("images", folder)]
+    listings = [list_classes(name, place, dataset.classes) for place in around]
+    labels = np.concatenate([listing.labels for listing in listings])
+    present = set(labels.tolist())
+    missing = [c for label, c in enumerate(dataset.classes) if label not in present]
     if missing or not present:
-        names = first_few(missing) or "any class"
         raise ValueError(
-            f"{dataset.name}, {name!r}: no images of {names} in {folder}; every class "
-            f"needs a folder with images: {dataset.where}"
+            f"{dataset.name}, {name!r}: no images of {first_few(missing) or 'any class'} in "
+            f"{folder}; every class needs a folder with images: {dataset.where}"
         )
-    return listing
+    sizes = [len(listing.labels) for listing in listings]
+    return Listing(
+        name,
+        [file for listing in listings for file in listing.files],
+        labels,
+        np.repeat(np.array(list(parts.values()), np.int8), sizes) if parts else None,
+        strange=[place for listing in listings for place in listing.strange],
+    )
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
@@ -205,9 +194,8 @@ def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     files, labels = [], []
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
-            images = [file for file in _entries(place)[1] if is_image(file.name)]
-            files += images
-            labels += [label] * len(images)
+            files += [file for file in _entries(place)[1] if is_image(file.name)]
+            labels += [label] * (len(files) - len(labels))
     return Listing(name, files, np.array(labels, np.int32), strange=strange)
 
 

@@ -170,68 +170,40 @@ def load_image_folders(
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    notes: list[str] = []
     if dataset.name == _DOMAINNET:
-        dataset, rows = _read_lists(dataset, root, classes)
-    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    if dataset.name == _DOMAINNET:
-        listings = [_listed(listing, dataset, rows, notes) for listing in listings]
-    size = image_size or dataset.image_size
-    return folder_source(dataset, root, listings, size, notes=notes, **options)
+        dataset, listings = _read_lists(dataset, root, folders, classes)
+    else:
+        listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    return folder_source(dataset, root, listings, image_size or dataset.image_size, **options)
 
 
 def _read_lists(
-    dataset: Published, root: Path, classes: Sequence[str]
-) -> tuple[Published, dict[str, int]]:
-    """Returns DomainNet with the chosen classes, and DOMAIN/CLASS/NAME -> part, in list order."""
+    dataset: Published, root: Path, folders: Mapping[str, Path], classes: Sequence[str]
+) -> tuple[Published, list[Listing]]:
+    """Returns DomainNet with the chosen classes, and its domains' images as listed."""
     label_of: dict[str, int] = {}
-    rows: dict[str, int] = {}
-    for domain in dataset.domains:
+    parts: dict[str, dict[str, int]] = {domain: {} for domain in folders}  # CLASS/NAME -> part
+    for domain in folders:
         for ending, part in (("train", TRAIN), ("test", TEST)):
             path = root / f"{domain}_{ending}.txt"
             if not path.is_file():
                 raise FileNotFoundError(f"the list {path} is missing: {dataset.where}")
-            names, labels = read_list(path)
-            # Without suffixes, because copies differ in formats. The test list is read last, so
-            # that an image in both lists tests.
-            rows |= {name.rpartition(".")[0]: part for name in names}
-            label_of |= zip(
-                (name.split("/")[-2:][0] for name in names), labels.tolist(), strict=True
-            )
+            for name, label in zip(*read_list(path), strict=True):
+                place = "/".join(name.split("/")[-2:])
+                label_of[place.partition("/")[0]] = int(label)
+                parts[domain][place] = part  # the test list is read last: an image in both tests
     chosen = tuple(classes) or tuple(dataset.classes)
     if chosen == ("all",):
         chosen = tuple(sorted(label_of, key=label_of.get))
-    unknown = [name for name in chosen if name not in label_of]
-    if unknown or len(set(chosen)) < len(chosen):
+    if not set(chosen) <= set(label_of) or len(set(chosen)) < len(chosen):
         raise ValueError(
             f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
             f"the lists of {root}: {first_few(list(label_of))}"
         )
-    return dataset._replace(classes=dict.fromkeys(chosen, ())), rows
-
-
-def _listed(
-    listing: Listing, dataset: Published, rows: Mapping[str, int], notes: list[str]
-) -> Listing:
-    """Returns the images of a domain of DomainNet that are in its lists, with their parts."""
-    classes = tuple(dataset.classes)
-    labels = {
-        f"{listing.name}/{classes[label]}/{file.stem}": (file, label)
-        for file, label in zip(listing.files, listing.labels, strict=True)
-    }
-    places = tuple(f"{listing.name}/{name}/" for name in classes)
-    names = [name for name in rows if name.startswith(places)]
-    if missing := [name for name in names if name not in labels]:
-        raise FileNotFoundError(
-            f"{dataset.name}: {len(missing)} listed images are missing: {first_few(missing)}; "
-            "fetch or unpack them again"
-        )
-    if unlisted := sorted(labels.keys() - set(names)):
-        notes.append(
-            f"{dataset.name}: left out {len(unlisted)} images in no list: {first_few(unlisted)}"
-        )
-    if absent := [name for name in places if not any(row.startswith(name) for row in names)]:
-        raise ValueError(f"{dataset.name}: the lists have no images of {first_few(absent)}")
-    files, numbers = zip(*(labels[name] for name in names), strict=True)
-    parts = np.array([rows[name] for name in names], np.int8)
-    return listing._replace(files=list(files), labels=np.array(numbers, np.int32), parts=parts)
+    listings = []
+    for domain, folder in folders.items():
+        names = [name for name in parts[domain] if name.partition("/")[0] in chosen]
+        labels = np.array([chosen.index(name.partition("/")[0]) for name in names], np.int32)
+        official = np.array([parts[domain][name] for name in names], np.int8)
+        listings.append(Listing(domain, [folder / name for name in names], labels, official))
+    return dataset._replace(classes=dict.fromkeys(chosen, ())), listings

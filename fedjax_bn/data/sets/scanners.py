@@ -75,13 +75,8 @@ def load_scanners(seed: int = 0) -> Dataset:
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
     """Returns ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
-    if path := _packaged("data/digits.csv.gz"):
-        table = np.loadtxt(path, delimiter=",")
-        return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return digits.images / 16.0, digits.target.astype(np.int32)
+    table = np.loadtxt(_packaged("data/digits.csv.gz"), delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
 
 
 def share_out_scans(
@@ -95,24 +90,17 @@ def share_out_scans(
 
 def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
     """Returns scikit-learn's photograph "china" (a temple) or "flower", shrunk by block means."""
-    if path := _packaged(f"images/{name}.jpg"):
-        with Image.open(path) as photograph:
-            image = np.asarray(photograph, dtype)
-    else:
-        from sklearn.datasets import load_sample_image
-
-        image = load_sample_image(f"{name}.jpg").astype(dtype)
+    with Image.open(_packaged(f"images/{name}.jpg")) as photograph:
+        image = np.asarray(photograph, dtype)
     height, width = (side // factor for side in image.shape[:2])
     image = image[: height * factor, : width * factor]
     return image.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
 
-def _packaged(name: str) -> Path | None:
-    """Returns a file of `sklearn.datasets`, whose import would take a second; None if missing."""
+def _packaged(name: str) -> Path:
+    """Returns a file of `sklearn.datasets`, whose import would take a second."""
     package = PathFinder.find_spec("sklearn")
-    folders = (package and package.submodule_search_locations) or ()
-    paths = (Path(folder) / "datasets" / name for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
+    return Path(package.origin).parent / "datasets" / name
 
 
 def _scan(
