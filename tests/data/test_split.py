@@ -108,7 +108,6 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
         (1670, 0.2, 0.0, [1336, 334, 0]),  # DomainBed: floor(0.2 N) are held out
         (9298, 0.0, 0.2, [7438, 0, 1860]),  # FedBN's USPS: floor(0.8 N) train
         (10000, 0.1, 0.2, [7000, 1000, 2000]),  # UniFed
-        (100, 0.29, 0.0, [71, 29, 0]),
         (5, 0.1, 0.1, [3, 1, 1]),
         (2, 0.1, 0.1, [2, 0, 0]),
     ],
@@ -170,13 +169,11 @@ def test_unseen_domains_are_whole_whatever_else_is_asked(target, names):
 
 
 def test_a_domain_is_divided_alike_whichever_other_is_left_out():
-    parts = [
-        next(d for d in make_clients(toy(), target=target, test=0.2)[0].domains if d.name == "c")
-        for target in ((), "a", "b", "a,b")
-    ]
-    for other in parts[1:]:
-        for (_, one), (_, two) in zip(splits(parts[0]), splits(other), strict=True):
-            assert numbers(one) == numbers(two)
+    parts = []
+    for target in ((), "a", "b", "a,b"):
+        domain = make_clients(toy(), target=target, test=0.2)[0].domains[-1]
+        parts.append([numbers(part) for _, part in splits(domain)])
+    assert parts.count(parts[0]) == 4
 
 
 def test_office_caltech_has_62_training_and_50_validation_images_as_in_fedbn():

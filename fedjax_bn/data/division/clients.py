@@ -13,7 +13,7 @@ Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICL
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,10 @@ def make_clients(
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the clients of a federation and the unseen domains.
+    """Returns the clients of a federation, and the unseen domains in the source's order.
 
     Unseen domains are left out whole. Every other domain is divided into training, validation and
-    test samples. Truncation and fraction reduce the training samples, and the rest is divided among
-    the domain's clients.
+    test samples, and what `shares` leave of the training samples among the domain's clients.
 
     Args:
       data: a source; or a dataset that has its own splits. `split` "official" then holds out
@@ -76,31 +75,31 @@ def make_clients(
       **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
         num_clients, clients_per_domain and sizes.
 
-    Returns:
-      Dataset of K clients, and the unseen domains in the source's order.
-
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
     data = data if isinstance(data, Dataset) else check_source(data)
-    target_names = _named(data, target)
-    training = [domain for domain in _owners(data) if domain.name not in target_names]
-    has_lists = isinstance(data, Dataset) or all(pool.parts is not None for pool in training)
-    drawn = () if isinstance(data, Dataset) else ("holdout", "stratified")
-    splits = ("", *("official",) * has_lists, *drawn)
-    if split not in splits or min(validation, test) < 0 or validation + test >= 1 or not training:
+    undivided, groups = _undivided(data, seed)
+    target_names = _named(undivided, groups, target)
+    unseen = tuple(domain for domain in undivided.domains if domain.name in target_names)
+    is_divided = isinstance(data, Dataset)
+    pools = () if is_divided else [pool for pool in data.pools if pool.name not in target_names]
+    has_lists = all(pool.parts is not None for pool in pools)
+    splits = ("", *("official",) * has_lists, *("holdout", "stratified") * (not is_divided))
+    leaves_domains = len(unseen) < len(undivided.domains)
+    shares_fit = min(validation, test) >= 0 and validation + test < 1
+    if split not in splits or not shares_fit or not leaves_domains:
         raise ValueError(
             f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
             f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
             "must leave domains that train"
         )
-    unseen = _unseen(data, target_names, seed)
-    if isinstance(data, Dataset):
+    if is_divided:
         internal = _with_validation(data, target_names, validation if split else 0.0, seed)
     else:
         split = split or ("official" if has_lists else "stratified")
         domains = _divide_domains(data, target_names, split, validation, test, seed)
-        internal = _dataset_of(data, domains)
+        internal = undivided._replace(domains=domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
     return share_out_domains(internal, seed=seed, **shares), unseen
 
@@ -113,8 +112,10 @@ def unseen_only(
     `target` and `seed` are as in `make_clients`; without a target all domains are returned.
     """
     data = data if isinstance(data, Dataset) else check_source(data)
-    chosen = _named(data, target) or [domain.name for domain in _owners(data)]
-    return check_dataset(_dataset_of(data, _unseen(data, chosen, seed)))
+    undivided, groups = _undivided(data, seed)
+    names = _named(undivided, groups, target)
+    chosen = tuple(d for d in undivided.domains if d.name in names) or undivided.domains
+    return check_dataset(undivided._replace(domains=chosen))
 
 
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -125,13 +126,11 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
     have test splits only, which are validation splits too where they validate.
     """
     domains = dataset.domains
-    validations = [domain.validation for domain in domains]
-    client = Domain(
-        "pooled",
-        train=join_splits([domain.train for domain in domains]),
-        validation=None if None in validations else join_splits(validations),
-        test=join_splits([domain.test for domain in domains]),
-    )
+    parts = [
+        None if None in of_all else join_splits(of_all)
+        for of_all in zip(*(domain[1:] for domain in domains), strict=True)
+    ]
+    client = Domain("pooled", *parts)
     # One object for both parts means that the validation samples are tested.
     if all(domain.test is domain.validation for domain in domains):
         client = client._replace(test=client.validation)
@@ -143,7 +142,7 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
 
 
 def _with_validation(
-    data: Dataset, target_names: Sequence[str], share: float, seed: int
+    data: Dataset, target_names: Collection[str], share: float, seed: int
 ) -> Dataset:
     """Returns the training domains of a dataset; those that do not validate hold a share out."""
     internal = []
@@ -159,7 +158,12 @@ def _with_validation(
 
 
 def _divide_domains(
-    data: Source, target_names: Sequence[str], split: str, validation: float, test: float, seed: int
+    data: Source,
+    target_names: Collection[str],
+    split: str,
+    validation: float,
+    test: float,
+    seed: int,
 ) -> tuple[Domain, ...]:
     """Returns the training domains with their splits, samples in random order."""
     all_parts = _choose_parts(data, split, validation, test, seed)
@@ -233,18 +237,19 @@ def _part_sizes(count: int, validation: float, test: float) -> list[int]:
     return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
-def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Domain, ...]:
-    """Returns the unseen domains, with all samples as test split."""
+def _undivided(data: Source | Dataset, seed: int) -> tuple[Dataset, Mapping[str, Sequence[str]]]:
+    """Returns the data, of a source with all samples of a domain as test split, and its groups."""
     if isinstance(data, Dataset):
-        return tuple(domain for domain in data.domains if domain.name in names)
+        return data, {}
     domains = []
     for position, pool in enumerate(data.pools):
-        if pool.name in names:
-            # Shuffled, because published samples often come class by class, and a method that
-            # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
-            order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
-            domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
-    return tuple(domains)
+        # Shuffled, because published samples often come class by class, and a method that
+        # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
+        order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
+        domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
+    count, classes = len(data.classes), tuple(data.classes)
+    dataset = Dataset(data.name, count, tuple(domains), data.mean, data.std, classes, data.key)
+    return dataset, data.groups
 
 
 def _all_of(pool: Pool) -> Split:
@@ -252,14 +257,11 @@ def _all_of(pool: Pool) -> Split:
     return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
 
 
-def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
-    return data.domains if isinstance(data, Dataset) else data.pools
-
-
-def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
-    """Returns the names that `target` of `make_clients` selects, in the order of the data."""
-    names = [domain.name for domain in _owners(data)]
-    groups = {} if isinstance(data, Dataset) else data.groups
+def _named(
+    data: Dataset, groups: Mapping[str, Sequence[str]], target: str | Sequence[str]
+) -> set[str]:
+    """Returns the names of the domains that `target` of `make_clients` selects."""
+    names = [domain.name for domain in data.domains]
     meant = {group: {*members} & {*names} for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -270,16 +272,7 @@ def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
         raise ValueError(
             f"target {unknown[0]!r} is not a domain of {data.name}; choose from {', '.join(meant)}"
         )
-    selected = set().union(*(meant[entry] for entry in target))
-    return [name for name in names if name in selected]
-
-
-def _dataset_of(data: Source | Dataset, domains: tuple[Domain, ...]) -> Dataset:
-    """Returns domains of a source or dataset as a dataset."""
-    if isinstance(data, Dataset):
-        return data._replace(domains=domains)
-    count, classes = len(data.classes), tuple(data.classes)
-    return Dataset(data.name, count, domains, data.mean, data.std, classes, data.key)
+    return set().union(*(meant[entry] for entry in target))
 
 
 def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[str, ...]:
@@ -307,9 +300,8 @@ def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[st
     for name, (split, rows) in suspects.items():
         copies = Counter(owners[code] for code in _whole_codes(split, rows) if code in owners)
         for client, _ in copies.most_common(1):
-            counts.append(
-                f"{copies.total()} of the {len(split.images)} of {name} (most in {client})"
-            )
+            count = f"{copies.total()} of the {len(split.images)} of {name}"
+            counts.append(f"{count} (most in {client})")
     note = (
         "tested samples that are byte for byte training samples too, so that their scores are not "
         f"those of new samples: {first_few(counts)}; remove the copies"

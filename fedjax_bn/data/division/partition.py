@@ -68,14 +68,9 @@ def stratified_split(
 ) -> list[np.ndarray]:
     """Draws disjoint parts of labels i32[N], each with the classes in proportion.
 
-    Returns:
-      i64[size] for each part: indices in random order. The other samples belong to no part.
-
-    Raises:
-      ValueError: the sizes sum to more than N.
+    Returns i64[size] for each part: indices in random order. Sizes sum to at most N; the other
+    samples belong to no part.
     """
-    if sum(sizes) > len(labels):
-        raise ValueError(f"cannot split {len(labels)} samples into parts of {list(sizes)}")
     pools = _shuffled_classes(labels, rng)
     parts = []
     for size in sizes:
@@ -147,14 +142,10 @@ def groups_of(
 ) -> tuple[list[str], str]:
     """Returns the names of a domain's images, equal for images of one group, and a note on them.
 
-    Args:
-      domain: its name.
-      folder: of the domain.
-      images: N files in it.
-      pattern: a regular expression that is searched in the path of an image in the folder; the
-        group is what its parentheses match, or the whole match. With "", images that differ only
-        in a side (L and R, left and right, OD and OS) are one group, in any part (train, val,
-        test), and each other image is alone.
+    The `pattern` is a regular expression that is searched in the path of an image in the domain's
+    folder; the group is what its parentheses match, or the whole match. With "", images that differ
+    only in a side (L and R, left and right, OD and OS) are one group, in any part (train, val,
+    test), and each other image is alone.
 
     Raises:
       ValueError: the pattern does not fit an image.
@@ -176,8 +167,7 @@ def groups_of(
             for common, name in zip(sideless, names, strict=True)
         ]
     note = f"{domain}: {len(set(groups))} groups of {len(names)} images"
-    note += " by data.groups" * bool(pattern)
-    return [f"{domain}/{group}" for group in groups], note
+    return [f"{domain}/{group}" for group in groups], note + " by data.groups" * bool(pattern)
 
 
 def _sideless(name: str) -> str:
@@ -203,31 +193,27 @@ def share_out_domains(
 
     Only training samples are divided: every client validates and tests on the whole validation and
     test split of its domain. Except for "drawn", clients are disjoint, and a group has one owner.
-    The partition decides how the clients of a domain differ:
-
-    iid: the same label distribution for all. Groups are dealt out class after class like cards, so
-      clients differ by at most one group, in total and in each class. FedBN, Table 7, has 1 to 10
-      clients per domain. With `sizes`, clients get that many groups, stratified, and no client gets
-      the rest.
-    dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to a
-      draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
-      clients have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Then clients
-      below min(N, samples // clients) are raised to it with samples of the largest client. N is 10
-      by default. This minimum is our addition.
-    drawn:samples=N: each client draws N samples at random with replacement, so that there may be
-      far more clients than samples, and several may have the same sample.
 
     Args:
       dataset: domains that take part in training.
-      clients_per_domain: at least 1.
+      clients_per_domain: at least 1; 1 to 10 in FedBN, Table 7.
       fraction: of each domain's training samples, in (0, 1], taken before they are divided: max(1,
         floor(fraction * N)) samples, stratified.
       seed: at least 0.
-      partition: see above.
+      partition: how the clients of a domain differ.
+        iid: alike. Groups are dealt out class after class like cards, so clients differ by at most
+        one group, in total and in each class.
+        dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to
+        a draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
+        have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Clients below min(N,
+        samples // clients) are then raised to it with samples of the largest client, which is our
+        addition; N is 10 by default.
+        drawn:samples=N: each client draws N samples at random with replacement, so that there may
+        be far more clients than samples.
       num_clients: total number of clients, instead of `clients_per_domain`: split evenly over the
         domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
-      sizes: of the clients' training sets, iid only: a number for all clients, such as "743", or
-        one for each, "743,7943"; "" for the partition's.
+      sizes: of the clients' training sets, iid only, in groups, stratified: a number for all
+        clients, such as "743", or one for each, "743,7943"; "" for the partition's.
       truncate: cut training and validation splits to the smallest domain's size before they are
         divided (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole, unless they are
         the validation splits.
@@ -256,13 +242,8 @@ def share_out_domains(
         size = fraction_size(len(domain.train.images), fraction)
         train = stratified_sample(domain.train, size, rng)
         domain_sizes = all_sizes[len(clients) : len(clients) + n]
-        try:
-            parts = _split_clients(train, n, rng, chosen, domain_sizes)
-        except ValueError as error:
-            raise ValueError(
-                f"{dataset.name}, {domain.name!r}: {error}; change data.clients_per_domain, "
-                "data.num_clients, data.sizes or data.fraction"
-            ) from error
+        place = f"{dataset.name}, {domain.name!r}"
+        parts = _split_clients(train, n, rng, chosen, domain_sizes, place)
         for i, part in enumerate(parts):
             name = domain.name if n == 1 else f"{domain.name}/{i}"
             clients.append(domain._replace(name=name, train=part))
@@ -310,6 +291,7 @@ def _split_clients(
     rng: np.random.Generator,
     partition: tuple[str, float, int],
     sizes: Sequence[int],
+    place: str,
 ) -> list[Split]:
     """Returns n clients of a split, see `share_out_domains`."""
     kind, alpha, number = partition
@@ -323,10 +305,12 @@ def _split_clients(
     values, counts = np.unique(labels, return_counts=True)
     # Images with boxes or masks are exempt: they have many classes, some of them rare.
     deals_classes = kind == "iid" and not isinstance(split.labels, dict)
-    if not sizes and (counts.min() if deals_classes else counts.sum()) < n:
+    available = counts.min() if deals_classes else counts.sum()
+    if sum(sizes) > counts.sum() or (not sizes and available < n):
         raise ValueError(
-            f"{counts.sum()} training samples (or groups with one name), {counts.min()} of class "
-            f"{values[counts.argmin()]}, are too few for {n} clients"
+            f"{place}: {counts.sum()} training samples (or groups with one name), {counts.min()} "
+            f"of class {values[counts.argmin()]}, are too few for {n} clients: change "
+            "data.clients_per_domain, data.num_clients, data.sizes or data.fraction"
         )
     if sizes:
         parts = stratified_split(labels, sizes, rng)

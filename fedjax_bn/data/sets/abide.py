@@ -21,7 +21,6 @@ section 5.2 and appendix D.4.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +58,9 @@ def load_abide(
     stride: int = 1,
     cache: str | Path | None = None,
 ) -> Source:
-    """Returns ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
+    """Returns ABIDE I as f32[N, R (R - 1) / 2], one pool a site; label 1 is a patient.
+
+    A region that does not vary within a window correlates 0 with all others.
 
     Args:
       path: the folder, laid out as above.
@@ -70,45 +71,35 @@ def load_abide(
       stride: frames from one window to the next, at least 1.
       cache: folder of the samples; without one they are held in memory.
 
-    Returns:
-      Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
-      does not vary within a window correlates 0 with all others.
-
     Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
     which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """
     subjects = _read_subjects(Path(path), atlas, window, sites)
-    options, pools = (window, stride), []
+
+    def key_of(chosen: Sequence[_Subject]) -> str:
+        return hash_of((window, stride), *(value for subject in chosen for value in subject))
+
+    def make(write: Write) -> tuple[str, ...]:
+        for subject, windows in zip(members, starts, strict=True):
+            rows = _connectomes(subject.series, windows, window)
+            write(rows.view(np.uint8))  # the cache keeps bytes
+        return ()  # no notes
+
+    pools = []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
         # The first frame of each window that fits; of a whole series, 0.
         ends = [len(subject.series) - window + 1 if window else 1 for subject in members]
         starts = [np.arange(0, end, stride, dtype=np.int64) for end in ends]
-        counts = list(map(len, starts))
-        regions = members[0].series.shape[1]
+        counts, regions = list(map(len, starts)), members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
-        make = partial(_make_samples, members, starts, window)
-        file = f"abide-{_key_of(members, options)}"
-        rows, _ = cached_array(Path(cache) if cache else None, file, shape, make)
+        folder = Path(cache) if cache else None
+        rows, _ = cached_array(folder, f"abide-{key_of(members)}", shape, make)
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
-    classes, key = ("control", "patient"), _key_of(subjects, options)
+    classes, key = ("control", "patient"), key_of(subjects)
     return Source("abide", classes, tuple(pools), (0.0,), (1.0,), key=key)
-
-
-def _make_samples(
-    members: Sequence[_Subject], starts: Sequence[np.ndarray], window: int, write: Write
-) -> tuple[str, ...]:
-    """Writes the connectomes of a site's windows; there are no notes on them."""
-    for subject, windows in zip(members, starts, strict=True):
-        rows = _connectomes(subject.series, windows, window)
-        write(rows.view(np.uint8))  # the cache keeps bytes
-    return ()
-
-
-def _key_of(subjects: Sequence[_Subject], options: tuple) -> str:
-    return hash_of(options, *(value for subject in subjects for value in subject))
 
 
 def _read_subjects(path: Path, atlas: str, window: int, sites: Sequence[str]) -> list[_Subject]:

@@ -39,7 +39,7 @@ def load_digits(
 
     Args:
       path: the `.npz`.
-      seed: at least 0; draws the training samples. Test samples do not depend on it.
+      seed: at least 0; draws the training samples, stratified by class, unlike in the paper.
       fraction: of the training samples, in (0, 1]; None for all.
       truncate: cut every training set to the size of the smallest before taking the fraction.
       target: names of unseen domains, which are whole; domains with test samples alone must be
@@ -47,12 +47,8 @@ def load_digits(
 
     Returns:
       Dataset "digits", or "digits_morpho" of a file with Morpho-MNIST, without validation splits,
-      as in the paper (`make_clients` holds some out of the training splits where `split` is
-      "official"); test splits are whole.
-
-    Differs from the paper: the random sample of the training set is stratified by class. As in the
-    paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
-    other.
+      as in the paper (`make_clients` holds some out where `split` is "official"). As in the paper,
+      MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the other.
     """
     digits, _ = read_archive(path)
     for name, parts in digits.items():

@@ -10,11 +10,7 @@ import numpy as np
 
 @contextmanager
 def corruption_named(path: Path) -> Iterator[None]:
-    """Turns any error of a format's parser into a ValueError that names the file.
-
-    Raises:
-      ValueError: the body raised anything but a missing file or a missing package.
-    """
+    """Turns errors of a parser into a ValueError with the file's path, but not a missing file."""
     try:
         yield
     except (FileNotFoundError, ImportError):
@@ -39,15 +35,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def read_list(path: Path) -> tuple[list[str], np.ndarray]:
-    """Reads a text of lines `FILE LABEL`.
-
-    Returns:
-      The files, with / in their names, and their labels i64[N] as written.
-
-    Raises:
-      FileNotFoundError: the list is missing.
-      ValueError: the list is not a text, or has other lines.
-    """
+    """Returns the files, with / in their names, and labels i64[N] of lines `FILE LABEL`."""
     with corruption_named(path):
         rows = [line.rsplit(None, 1) for line in path.read_text("utf-8-sig").splitlines()]
         files = [name.strip().replace("\\", "/") for name, _ in filter(None, rows)]
@@ -56,10 +44,7 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[csv.DictReader]:
-    """Opens a table whose first line has the names of its columns; ValueError if it is not one.
-
-    A row with too few cells has None in the last ones.
-    """
+    """Opens a table whose first line names its columns; missing last cells of a row are None."""
     # Unknown bytes are replaced, because tables have columns of free text in other encodings.
     with (
         corruption_named(path),

@@ -40,9 +40,9 @@ class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication."""
 
     name: str  # of the dataset, as in `data.name`
-    title: str  # title, about: its name in the publication, and what it shows, in a few words
-    about: str
-    domains: Aliases  # their names, with aliases
+    title: str = ""  # title, about: its name in the publication, and what it shows
+    about: str = ""
+    domains: Aliases = MappingProxyType({})  # their names, with aliases
     classes: Aliases = MappingProxyType({})  # likewise, in the order of the labels
     # images of each domain; empty if the publication does not state them
     counts: Mapping[str, int] = MappingProxyType({})
@@ -115,10 +115,7 @@ def _plain(name: str) -> str:
 
 
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
-    """Returns the folder of each name that has one; the name itself comes before an alias.
-
-    A ValueError names two folders that differ only in case, separators or Unicode's form.
-    """
+    """Returns the folder of each name that has one; the name itself comes before an alias."""
     matches = {}
     for name, aliases in names.items():
         for spelling in (name, *aliases):
@@ -136,10 +133,9 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder that holds a dataset's domains, and the folder of every domain.
+    """Returns the folder that holds a dataset's domains, and each domain's; FileNotFoundError else.
 
-    `path` is the folder that holds the domains, or the folder around it. A FileNotFoundError names
-    the domains without a folder.
+    `path` is the folder that holds the domains, or the folder around it.
     """
     path, folders = Path(path or "PATH"), {}
     for root in (path, *subfolders(path)):
@@ -210,9 +206,9 @@ def folder_source(
 ) -> Source:
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
-    Samples are named by their files, relative to `root`. Notes state which domains have another
-    number of images than published, what was left out, and what EXIF turned. `options` are `cache`,
-    `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
+    Samples are named by their files, relative to `root`. Notes state what differs from the
+    publication or was left out. `options` are `cache`, `progress`, `max_megapixels` and
+    `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **options)
@@ -247,7 +243,7 @@ def load_folders(
     groups: str = "",
     **options: Any,
 ) -> Source:
-    """Returns a user's images as u8[N, image_size, image_size, 3], one pool a domain.
+    """Returns "folders", u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
     They are normalized by ImageNet's mean and standard deviation, as PACS is.
 
@@ -259,14 +255,11 @@ def load_folders(
       groups: a regular expression for what no split separates, see `partition.groups_of`; samples
         are then named by their groups. Empty to divide images one by one.
       **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
-
-    Returns:
-      Source "folders", without parts.
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
     named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published("folders", "folders", "", named, where=_WHERE)
+    dataset = Published("folders", domains=named, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
         spellings: dict[str, str] = {}  # one of names that `_plain` makes equal

@@ -41,15 +41,13 @@ def load_npz(
 ) -> Source:
     """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool per domain, in memory.
 
+    Samples are named DOMAIN/NUMBER or DOMAIN/PART/NUMBER.
+
     Args:
       path: the file.
       domains: names, in that order; empty for all, in the file's order.
       classes: names in the order of the labels; the archive need not have all. Empty for the
         archive's own.
-
-    Returns:
-      Source "npz", with official parts if a domain is divided. Samples are named DOMAIN/NUMBER or
-      DOMAIN/PART/NUMBER.
     """
     parts, archive_classes = read_archive(path, domains)
     class_names = _class_names(parts, archive_classes, classes, path)

@@ -38,15 +38,14 @@ def load_tfds(
 ) -> Source:
     """Returns prepared datasets as u8[N, image_size, image_size, 3], one pool each.
 
+    They are normalized by (0.5, 0.5), and samples are named DOMAIN/SPLIT/NUMBER.
+
     Args:
       path: the `data_dir`; None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets.
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
       domains: NAME or NAME/CONFIG of each; a domain is called CONFIG, or NAME without one.
       classes: names, in the order of the labels; empty for all of the first domain.
       cache, progress, max_megapixels, orientation: as in `pixels.decode.decode`.
-
-    Returns:
-      Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
