@@ -113,7 +113,7 @@ def test_the_newest_version_is_read_and_another_format_refused(copies, tmp_path)
         read(tmp_path, "mnist")
 
 
-@pytest.mark.parametrize("key", ["type", "pythonClassName"])
+@pytest.mark.parametrize("key", ["type", "pythonClassName", "python_class_name"])
 def test_a_copy_that_names_code_of_others_is_not_opened(copies, tmp_path, monkeypatch, key):
     """tensorflow-datasets imports whatever module a prepared copy names."""
     shutil.copytree(copies / "mnist", tmp_path / "mnist")
