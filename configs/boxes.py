@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/boxes.py:data.test=0.2 --config.data.path=PATH
 
-PATH is laid out as in fedjax_bn/data/boxes/box_folders.py. Every subfolder is a domain and a
+PATH is laid out as in fedjax_bn/data/sets/box_folders.py. Every subfolder is a domain and a
 client; a folder without such is one domain, shared out by --config.data.num_clients=2. Images keep
 their shape, in grey squares of --config.data.image_size pixels, a multiple of 16 (TinyDetector) or
 32.

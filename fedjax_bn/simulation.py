@@ -25,8 +25,7 @@ import numpy as np
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments import ranges
 from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.duplicates import duplicate_notes
+from fedjax_bn.data.division.clients import duplicate_notes, make_clients
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of

@@ -6,7 +6,8 @@ domain, source   the data of a run (domains with training, validation and test s
 seeds, messages  random numbers and digests that are the same on any machine; messages
 pixels/          image files decoded and kept, changed at random in training, normalized
 division/        `clients.make_clients` makes the clients of a federation and the unseen domains
-sets/            readers of images with classes; `folders` and `npz` read a user's own
-boxes/, masks/   readers of images with boxes, and with masks
+sets/            readers of images with classes or boxes; `folders`, `box_folders` and `npz` read a
+                 user's own
+masks/           readers of images with masks
 drawing          the samples of all clients on the device, and the draws of a round
 """

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedjax_bn.arguments.text import shown
 
@@ -18,16 +18,6 @@ def first_few(culprits: Sequence[str], limit: int = 10) -> str:
     return ", ".join(map(shown, culprits[:limit])) + others_note
 
 
-def progress_bar(total: int, description: str, progress: bool) -> Any:
-    """Returns tqdm's bar with `update(count)`, drawn on stderr if there is `progress`."""
-    from tqdm import tqdm
-
-    # A file gets a line every ten seconds, a terminal ten a second.
-    wait = 0.1 if sys.stderr.isatty() else 10.0
-    disable = not progress
-    return tqdm(total=total, desc=description, unit="image", mininterval=wait, disable=disable)
-
-
 def in_threads(
     function: Callable[[_Item], _Result],
     items: Sequence[_Item],
@@ -36,14 +26,18 @@ def in_threads(
     threads: int | None = None,
 ) -> Iterator[_Result]:
     """Yields `function(item)` of all items in their order, computed in threads, with progress."""
+    from tqdm import tqdm
+
     # The cores that this process may use, which are not all cores on a shared machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = min(cores or 1, threads or 2**16)  # volumes take much memory, so they set a limit
     # At most some ten thousand pieces of work, because each takes memory while it waits.
     step = 1 + len(items) // 10_000
     starts = range(0, len(items), step)
+    wait = 0.1 if sys.stderr.isatty() else 10.0  # seconds from one line of a file to the next
+    look = {"desc": description, "unit": "image", "mininterval": wait, "disable": not progress}
     with (
-        progress_bar(len(items), description, progress) as bar,
+        tqdm(total=len(items), **look) as bar,
         ThreadPoolExecutor(workers) as pool,
         # Closed on an error, so that no further piece begins.
         closing(pool.map(lambda k: [*map(function, items[k : k + step])], starts)) as pieces,

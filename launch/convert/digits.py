@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import loadmat
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.files import corruption_named, read_list
 from fedjax_bn.engine.inputs import class_labels

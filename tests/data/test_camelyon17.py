@@ -43,22 +43,17 @@ def write(folder: Path, **change) -> Path:
     return folder
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return write(tmp_path / "camelyon17_v1.0")
-
-
 def load(path, **options):
     return load_camelyon17(path, progress=False, **options)
 
 
-def test_hospitals_are_domains_with_wilds_parts_and_every_patch_keeps_its_row(folder):
-    source = load(folder.parent)
+def test_hospitals_are_domains_with_wilds_parts_and_every_patch_keeps_its_row(tmp_path):
+    source = load(write(tmp_path / "camelyon17_v1.0").parent)
     assert [pool.name for pool in source.pools] == [f"center{k}" for k in range(5)]
     assert [len(pool.labels) for pool in source.pools] == [8, 4, 4, 4, 4]
     order = np.concatenate([pool.images[:, 50, 50, 0] for pool in source.pools])
-    np.testing.assert_array_equal(order, np.arange(24))
-    np.testing.assert_array_equal(source.pools[0].labels, [0, 1] * 4)
+    assert order.tolist() == list(range(24))
+    assert source.pools[0].labels.tolist() == [0, 1] * 4
     assert source.pools[0].names[1].endswith("node_4/patch_patient_004_node_4_x_96_y_21792.png")
     assert source.groups == {"unseen": ("center1", "center2")}
     assert "found 8 images, expected 59436" in source.notes[0]
@@ -67,22 +62,10 @@ def test_hospitals_are_domains_with_wilds_parts_and_every_patch_keeps_its_row(fo
     assert parts == [divided * 2, [VALIDATION] * 4, [TEST] * 4, divided, divided]
 
 
-def test_missing_and_unreadable_patches_and_tables_are_named(folder, tmp_path):
-    patches = sorted(folder.glob("patches/patient_004*/*.png"))
-    for file in patches[:2]:
-        file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(ValueError, match=r"x_0_y_21792\.png .*x_192_y_21792\.png"):
-        load(folder)
-    for file in patches[1:3]:
-        file.unlink()
-    with pytest.raises(ValueError, match=r"3 of 24 .*x_0.*, .*x_192.*, .*x_288"):
-        load(folder)
-    with pytest.raises(FileNotFoundError, match=r"metadata\.csv"):
-        load(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("change", [{"center": 5}, {"tumor": 2}, {"split": 3}, {"center": None}])
-def test_a_wrong_table_is_refused_naming_it(tmp_path, change):
+@pytest.mark.parametrize("change", [{"split": 3}, {"center": None}])
+def test_a_wrong_or_missing_table_is_named(tmp_path, change):
     folder = write(tmp_path / "copy", **change)
     with pytest.raises(ValueError, match=str(folder / "metadata.csv")):
         load(folder)
+    with pytest.raises(FileNotFoundError, match=r"metadata\.csv"):
+        load(tmp_path / "nowhere")

@@ -34,32 +34,23 @@ def load(path, **options):
     return load_cifar10_c(path, **options)
 
 
-def test_every_corruption_is_a_domain_and_types_are_groups(published):
-    source = load(published)
+def test_published_images_keep_corruption_severity_label_and_photograph(published):
+    source = load(published.parent, severities=(4, 2))
     assert [pool.name for pool in source.pools] == list(CORRUPTIONS)
     assert source.groups == {**TYPES, "extra": EXTRA}
-    assert source.classes[3] == "cat"
-
-
-def test_published_images_keep_severity_label_and_photograph(published):
-    for pool in load(published.parent, severities=(4, 2)).pools:
+    for pool in source.pools:
         assert pool.images.shape == (2 * COUNT, 32, 32, 3)
         red, green, blue = pool.images[:, 0, 0].T
         np.testing.assert_array_equal(green, np.repeat([2, 4], COUNT))
         np.testing.assert_array_equal(red, np.tile(np.arange(COUNT), 2))
         np.testing.assert_array_equal(blue, list(CORRUPTIONS).index(pool.name))
         np.testing.assert_array_equal(pool.labels, red % 10)
-        assert pool.labels.dtype == np.int32
-
-
-def test_a_photograph_has_one_name_in_all_domains_and_severities(published):
-    for pool in load(published, corruptions=SOME, severities=(1, 5)).pools:
+        # A photograph has one name in all domains and severities.
         assert pool.names[7] == pool.names[COUNT + 7] == "test/00007"
         assert len(set(pool.names)) == COUNT
-        assert pool.parts is None
 
 
-@pytest.mark.parametrize("severities", [(1,), ("3", "4", "5"), (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("severities", [("3", "4", "5"), (1, 2, 3, 4, 5)])
 def test_published_severities_in_a_row_stay_memory_mapped(published, severities):
     for pool in load(published, corruptions=SOME, severities=severities).pools:
         assert isinstance(pool.images, np.memmap)
@@ -83,7 +74,6 @@ def test_images_are_resized_by_pillow_and_kept_in_the_cache(published, tmp_path)
     [
         ("snow", b"no array"),
         ("frost", np.zeros((5 * COUNT, 32, 32, 3))),
-        ("zoom_blur", np.zeros((3 * COUNT, 32, 32, 3), np.uint8)),
         ("labels", np.full(5 * COUNT, 10)),
         ("labels", np.arange(5 * COUNT) % 7),
         ("labels", np.array([{}] * 5 * COUNT)),  # objects are pickles, which are not loaded
@@ -96,15 +86,7 @@ def test_a_damaged_file_is_named_whole(tmp_path, name, content):
         load(file.parent)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"corruptions": ("fogg",)},
-        {"corruptions": ("fog", "fog")},
-        {"severities": (0,)},
-        {"severities": ("mild",)},
-    ],
-)
+@pytest.mark.parametrize("options", [{"corruptions": ("fog", "fogg")}, {"severities": (0,)}])
 def test_an_unknown_choice_is_refused(published, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         load(published, **options)

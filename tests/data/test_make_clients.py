@@ -1,4 +1,4 @@
-"""Who owns what among the clients of a source: alike, skewed in labels, or of unequal sizes."""
+"""Who owns what among the clients of a source; pooled clients; tested copies of samples."""
 
 import hashlib
 
@@ -7,9 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.domain import splits
+import runs
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.data.division.clients import duplicate_notes, make_clients, pool_clients
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    check_dataset,
+    scored_part,
+    splits,
+    whole,
+)
 from fedjax_bn.data.source import Source
+from fedjax_bn.run.experiment import build as experiment
 from sources import CLASSES, numbers, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
@@ -67,7 +79,6 @@ def test_ten_clients_of_each_source_domain_as_in_fedig():
 @pytest.mark.parametrize(
     ("sizes", "options", "expected"),
     [
-        ("7,30,12", {}, [7, 30, 12]),
         ("20", {}, [20, 20, 20]),
         ("5,6,7,8,9,10", {"num_clients": 6}, [5, 6, 7, 8, 9, 10]),
         ("9", {"clients_per_domain": 2, "target": "c", "fraction": 0.5}, [9] * 4),
@@ -88,6 +99,8 @@ def test_a_dataset_with_splits_of_its_own_keeps_them():
     assert [d.name for d in dataset.domains] == ["a/0", "a/1", "c/0", "c/1"]
     assert unseen == (divided.domains[1],)
     assert dataset.domains[0].test is divided.domains[0].test
+    with pytest.raises(ValueError, match=r"data\.split"):
+        make_clients(divided, split="holdout")
 
 
 @pytest.mark.parametrize(
@@ -111,24 +124,18 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"split": "random"}, r"data\.split"),
         ({"split": "official"}, r"data\.split"),
         ({"validation": 0.0}, r"toy, 'a'.*data\.validation"),
-        ({"validation": 0.7, "test": 0.3}, r"data\.validation"),
         ({"target": "d"}, "target 'd'.* a, b, c"),
-        ({"target": "noise,d"}, "target 'd'"),
         ({"target": "noise,c"}, "target='noise,c'"),
         ({"partition": "skewed"}, r"data\.partition"),
         ({"partition": "dirichlet"}, r"data\.num_clients"),
-        ({"partition": "dirichlet:alpha=0.0", "num_clients": 6}, "alpha"),
         ({"partition": "dirichlet", "clients_per_domain": 2, "sizes": "5"}, r"data\.sizes"),
         ({"partition": "dirichlet", "clients_per_domain": 37}, "toy, 'b': 36"),
         ({"num_clients": 2}, r"data\.num_clients"),
-        ({"num_clients": 6, "clients_per_domain": 2}, r"data\.num_clients"),
         ({"num_clients": 60}, r"data\.clients_per_domain"),
         ({"sizes": "5,6"}, r"data\.sizes.* 3"),
         ({"sizes": "50"}, r"'b'.*data\.sizes"),
-        ({"seed": -1}, "seed"),
     ],
 )
 def test_errors_name_the_configuration_key(options, key):
@@ -136,32 +143,101 @@ def test_errors_name_the_configuration_key(options, key):
         make_clients(toy(groups={"noise": ("a", "b")}), **options)
 
 
-def test_a_dataset_with_splits_of_its_own_refuses_another():
-    divided, _ = make_clients(toy())
-    with pytest.raises(ValueError, match=r"data\.split"):
-        make_clients(divided, split="holdout")
-
-
 def test_a_dataset_without_validation_samples_holds_some_out_where_official_is_said():
-    """Every fifth of each class, never one name apart; who is left out stays whole."""
+    """A fifth of the groups, pairs of samples with one name; who is left out stays whole."""
     divided, _ = make_clients(toy((40, 60, 20)), validation=0.0, test=0.25)
-    named = divided._replace(
-        domains=tuple(d._replace(validation=None, test=d.train) for d in divided.domains)
-    )
-    pairs = [np.arange(len(d.train.names)) // 2 for d in named.domains]
+    domains = []
+    for domain in divided.domains:
+        pairs = (np.arange(len(domain.train.names)) // 2).astype(str)
+        train = domain.train._replace(names=pairs)
+        domains.append(domain._replace(train=train, validation=None, test=domain.train))
+    data = divided._replace(domains=tuple(domains))
+    official, (unseen,) = make_clients(data, target="b", split="official", validation=0.2)
+    plain, _ = make_clients(data, target="b", validation=0.2)
+    assert all(domain.validation is None for domain in (*plain.domains, unseen))
+    for new, old in zip(official.domains, plain.domains, strict=True):
+        assert len(new.validation.images) == pytest.approx(len(old.train.images) / 5, abs=2)
+        assert not {*new.train.names} & {*new.validation.names}
+        assert sorted(numbers(new.train) + numbers(new.validation)) == sorted(numbers(old.train))
+        assert new.test is old.test
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_pooled_client_has_every_sample_of_every_client_once(named):
+    data, _ = make_clients(toy(), validation=0.1, test=0.2)
+    if not named:
+        parts = [[split._replace(names=None) for split in d[1:]] for d in data.domains]
+        pairs = zip(data.domains, parts, strict=True)
+        data = data._replace(domains=tuple(Domain(d.name, *splits) for d, splits in pairs))
+    pooled, unseen = pool_clients(data)
+    (client,) = check_dataset(pooled).domains
+    for part in ("train", "validation", "test"):
+        joined, parts = getattr(client, part), [getattr(d, part) for d in data.domains]
+        np.testing.assert_array_equal(joined.images, np.concatenate([p.images for p in parts]))
+        np.testing.assert_array_equal(joined.labels, np.concatenate([p.labels for p in parts]))
+        assert (joined.names is not None) == named
+    for domain, client in zip(unseen, data.domains, strict=True):
+        assert (domain.name, domain.train) == (client.name, None)
+        assert domain.test is client.test
+
+
+def test_pooled_samples_that_validate_do_not_pass_for_a_test():
+    data, _ = make_clients(toy(), validation=0.1, test=0.2)
+    untested = data._replace(domains=tuple(d._replace(test=d.validation) for d in data.domains))
+    pooled, unseen = pool_clients(untested)
+    assert [scored_part(part) for part in (pooled.domains, unseen)] == ["validation"] * 2
+    assert [len(whole(domain).images) for domain in unseen] == [6, 4, 9]
+    pooled, unseen = pool_clients(data)
+    assert [scored_part(part) for part in (pooled.domains, unseen)] == ["test"] * 2
+    assert scored_part((*data.domains, *untested.domains)) == "validation and test"
+
+
+def test_a_configuration_pools_the_clients_and_tests_on_every_domain(monkeypatch):
+    runs.install(monkeypatch)
+    built = experiment.build(runs.config(data__partition="pooled", target=""))
+    assert [domain.name for domain in built.internal.domains] == ["pooled"]
+    assert [domain.name for domain in built.unseen] == list(runs.NAMES)
+    with pytest.raises(ConfigError, match="does not go with"):
+        experiment.build(runs.config(data__partition="pooled"))
+
+
+RNG = np.random.default_rng(0)
+
+
+def unlabelled(images) -> Split:
+    return Split(images, np.zeros(len(images), np.int32))
+
+
+def samples(kind: str, count: int) -> np.ndarray:
+    """Images or features; all agree in the middle, so that only whole samples tell them apart."""
+    if kind == "bytes":
+        images = RNG.integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
+    else:
+        images = RNG.standard_normal((count, 7), dtype=np.float32)
+    images[:, 3] = 1
+    return images
+
+
+@pytest.mark.parametrize("kind", ["bytes", "features"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_tested_copies_are_counted_by_domain_as_comparing_all_pairs_counts_them(kind, lazy):
+    a, b, new = samples(kind, 20), samples(kind, 30), samples(kind, 10)
+    test_a, test_b = np.concatenate([b[:3], samples(kind, 5)]), samples(kind, 4)
+    new[[1, 7]] = a[[4, 4]]
+    trained = np.concatenate([a, b])
+    if lazy:
+        a, b = (Rows(images, np.arange(len(images))) for images in (a, b))
     domains = [
-        d._replace(train=d.train._replace(names=pair.astype(str)))
-        for d, pair in zip(named.domains, pairs, strict=True)
+        Domain(name, unlabelled(train), None, unlabelled(test))
+        for name, train, test in (("a", a, test_a), ("b", b, test_b))
     ]
-    for data in (named, named._replace(domains=tuple(domains))):
-        official, (unseen,) = make_clients(data, target="b", split="official", validation=0.2)
-        plain, _ = make_clients(data, target="b", validation=0.2)
-        assert all(domain.validation is None for domain in (*plain.domains, unseen))
-        for new, old in zip(official.domains, plain.domains, strict=True):
-            assert len(new.validation.images) == pytest.approx(len(old.train.images) / 5, abs=2)
-            assert not {*new.train.names} & {*new.validation.names}
-            kept = np.concatenate([new.train.images, new.validation.images])
-            assert sorted(x.tobytes() for x in kept) == sorted(
-                x.tobytes() for x in np.asarray(old.train.images)
-            )
-            assert new.test is old.test
+    data = Dataset("x", 1, tuple(domains), (0.5,), (0.5,))
+    (note,) = duplicate_notes(data, (Domain("z", None, None, unlabelled(new)),))
+    for name, tested, client in (("a", test_a, "b"), ("z", new, "a")):
+        equal = (tested[:, None] == trained).reshape(len(tested), len(trained), -1).all(-1).any(1)
+        assert f"{equal.sum()} of the {len(tested)} of {name} (most in {client})" in note
+    assert " of b (" not in note
+    # Clients that share their test samples are one place.
+    both = [domain._replace(test=unlabelled(a[:2])) for domain in domains[:1]] * 2
+    (note,) = duplicate_notes(data._replace(domains=tuple(both)))
+    assert note.count(" of the 2 of ") == 1

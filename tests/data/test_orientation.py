@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 import runs
-from fedjax_bn.data.boxes.box_folders import load_boxes
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
+from fedjax_bn.data.sets.box_folders import load_boxes
 from fedjax_bn.models import MLP
 from fedjax_bn.serving import folder
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.by_class import (
-    apportion,
+from fedjax_bn.data.division.partition import (
+    fingerprint,
     fraction_size,
+    share_out_domains,
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
 
@@ -35,28 +35,11 @@ def dealt(split: Split, n: int, seed: int, **options) -> list[Split]:
     return [c.train for c in share_out_domains(dataset, n, seed=seed, **options).domains]
 
 
-def toy(names=("a", "b", "c"), size=20) -> Dataset:
-    labels = np.arange(size, dtype=np.int32) % 2
-    parts = [
-        Split(
-            np.full((size, 3), k, np.float32) + np.arange(size, dtype=np.float32)[:, None], labels
-        )
-        for k in range(3)
-    ]
-    domains = tuple(Domain(name, parts[k % 3], parts[0], parts[1]) for k, name in enumerate(names))
+def toy() -> Dataset:
+    labels, rows = np.arange(20, dtype=np.int32) % 2, np.arange(20, dtype=np.float32)[:, None]
+    parts = [Split(np.full((20, 3), k, np.float32) + rows, labels) for k in range(3)]
+    domains = tuple(Domain("abc"[k], part, parts[0], parts[1]) for k, part in enumerate(parts))
     return Dataset("toy", 2, domains, (0.5,), (0.5,))
-
-
-@settings(deadline=None, max_examples=25)
-@given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=8), share=st.floats(0, 1))
-def test_apportion_is_within_one_of_proportional_and_sums_to_the_total(counts, share):
-    counts = np.array(counts)
-    total = int(share * counts.sum())
-    shares = apportion(counts, total)
-    exact = counts * total / max(counts.sum(), 1)
-    assert shares.sum() == total
-    assert (shares <= counts).all()
-    assert (np.abs(shares - exact) < 1 + 1e-9).all()
 
 
 @settings(deadline=None, max_examples=25)
@@ -97,15 +80,6 @@ def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
     assert (counts.max(0) - counts.min(0) <= 1).all()
 
 
-def test_clients_dealt_from_a_seed_are_these_on_any_machine():
-    clients = dealt(numbered(np.arange(12) % 3), 3, 5)
-    assert [client.images[:, 0].astype(int).tolist() for client in clients] == [
-        [5, 9, 0, 1],
-        [3, 7, 2, 4],
-        [11, 8, 10, 6],
-    ]
-
-
 def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
     split = numbered(np.arange(400) % 4)
 
@@ -126,15 +100,11 @@ def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
     assert (np.abs(counts - draws * 10_000) < 1.001).all()
 
 
-def test_a_tenth_of_7438_is_743_as_in_fedbn():
-    assert fraction_size(7438, 0.1) == 743
-    assert fraction_size(100, 0.29) == 29
-    assert fraction_size(10, 0.01) == 1
-
-
 def test_clients_share_training_samples_only_and_are_named_after_their_domain():
     dataset = toy()
+    assert share_out_domains(dataset) == dataset
     clients = share_out_domains(dataset, clients_per_domain=2, fraction=0.5, seed=1)
+    assert (fraction_size(7438, 0.1), fraction_size(100, 0.29)) == (743, 29)  # as in FedBN
     names = [client.name for client in clients.domains]
     assert names == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
     assert [len(client.train.labels) for client in clients.domains] == [5] * 6
@@ -142,24 +112,21 @@ def test_clients_share_training_samples_only_and_are_named_after_their_domain():
     assert clients.domains[2].validation is dataset.domains[1].validation
 
 
-def test_one_client_a_domain_is_the_domain_itself():
-    dataset = toy()
-    assert share_out_domains(dataset) == dataset
+def with_train(dataset: Dataset, **changes) -> Dataset:
+    first, *others = dataset.domains
+    first = first._replace(train=first.train._replace(**changes))
+    return dataset._replace(domains=(first, *others))
 
 
 def test_fingerprint_depends_on_every_byte_and_name_but_not_on_memory_layout():
     dataset = toy()
-    reference = fingerprint(dataset)
-    domain = dataset.domains[0]
-    layout = Split(np.asfortranarray(domain.train.images), domain.train.labels.astype(">i4"))
-    assert fingerprint(_with_train(dataset, layout)) == reference
-    pixels = domain.train.images.copy()
-    pixels[7, 1] += 1
-    labels = domain.train.labels.copy()
-    labels[3] ^= 1
+    reference, domain = fingerprint(dataset), dataset.domains[0]
+    images, labels, _ = domain.train
+    layout = {"images": np.asfortranarray(images), "labels": labels.astype(">i4")}
+    assert fingerprint(with_train(dataset, **layout)) == reference
     changed = [
-        _with_train(dataset, domain.train._replace(images=pixels)),
-        _with_train(dataset, domain.train._replace(labels=labels)),
+        with_train(dataset, images=images + (np.arange(60).reshape(20, 3) == 22)),
+        with_train(dataset, labels=labels ^ (np.arange(20) == 3)),
         dataset._replace(domains=(domain._replace(name="z"), *dataset.domains[1:])),
         dataset._replace(domains=(domain._replace(validation=None), *dataset.domains[1:])),
         dataset._replace(std=(0.25,)),
@@ -167,44 +134,25 @@ def test_fingerprint_depends_on_every_byte_and_name_but_not_on_memory_layout():
     assert len({reference, *map(fingerprint, changed)}) == 6
 
 
-def _with_train(dataset: Dataset, train: Split) -> Dataset:
-    return dataset._replace(
-        domains=(dataset.domains[0]._replace(train=train), *dataset.domains[1:])
-    )
-
-
-def _labels(dataset, value):
-    labels = dataset.domains[1].test.labels.copy()
-    labels[4] = value
-    domain = dataset.domains[1]
-    domain = domain._replace(test=domain.test._replace(labels=labels))
-    return dataset._replace(domains=(dataset.domains[0], domain))
-
-
-def _images(dataset, images):
-    return _with_train(dataset, Split(images, dataset.domains[0].train.labels[: len(images)]))
+NO_LABELS = np.zeros(0, np.int32)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "culprit"),
+    ("changes", "culprit"),
     [
-        (lambda d: _labels(d, 2), "'b'.* label 2 at index 4"),
-        (lambda d: _labels(d, -1), "'b'.* label -1 at index 4"),
-        (
-            lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(3, np.int32))),
-            r"'a'.* 20 images .*\[3\]",
-        ),
-        (lambda d: _images(d, np.zeros((0, 3), np.float32)), "'a'.*at least one"),
-        (lambda d: _images(d, np.zeros((20, 3))), "float64"),
-        (lambda d: _images(d, np.zeros((20, 4), np.float32)), "'a'.* one form"),
-        (lambda d: _images(d, np.full((20, 3), np.nan, np.float32)), "'a'.*sample 0"),
-        (lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(20))), "float64"),
-        (lambda d: d._replace(domains=d.domains[:1] * 2), "'a'"),
-        (lambda d: d._replace(domains=()), "toy"),
+        ({"labels": np.full(20, 2, np.int32)}, "'a'.* label 2 at index 0"),
+        ({"labels": np.zeros(3, np.int32)}, r"'a'.* 20 images .*\[3\]"),
+        ({"images": np.zeros((0, 3), np.float32), "labels": NO_LABELS}, "'a'.*at least one"),
+        ({"images": np.zeros((20, 3))}, "float64"),
+        ({"images": np.zeros((20, 4), np.float32)}, "'a'.* one form"),
+        ({"images": np.full((20, 3), np.nan, np.float32)}, "'a'.*sample 0"),
     ],
 )
-def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, culprit):
+def test_check_names_what_is_wrong_with_a_dataset_and_where(changes, culprit):
     dataset = toy()
     assert check_dataset(dataset) is dataset
     with pytest.raises(ValueError, match=culprit):
-        check_dataset(spoil(dataset))
+        check_dataset(with_train(dataset, **changes))
+    for domains in ((), dataset.domains[:1] * 2):
+        with pytest.raises(ValueError, match="toy"):
+            check_dataset(dataset._replace(domains=domains))

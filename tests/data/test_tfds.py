@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -91,8 +90,7 @@ def test_a_domain_has_the_images_labels_and_parts_of_its_copy(copies):
 
 
 def test_chosen_classes_are_numbered_in_their_order_and_cached(copies, tmp_path):
-    source = read(copies, "svhn_cropped", classes=("c", "a"), cache=tmp_path)
-    (pool,) = source.pools
+    (pool,) = read(copies, "svhn_cropped", classes=("c", "a"), cache=tmp_path).pools
     assert isinstance(pool.images, np.memmap)
     np.testing.assert_array_equal(pool.images[:, 0, 0, 0] % 10, np.where(pool.labels == 0, 2, 0))
 
@@ -102,17 +100,6 @@ def test_photographs_of_cifar10_c_have_one_name_in_all_domains(copies):
     assert (fog.name, snow.name) == ("fog_2", "snow_2")
     np.testing.assert_array_equal(fog.names, snow.names)
     np.testing.assert_array_equal(fog.images, snow.images)
-
-
-def test_reading_imports_no_tensorflow(copies):
-    """In a process of its own: even where TensorFlow is installed, nothing imports it."""
-    program = (
-        "import sys\n"
-        "from fedjax_bn.data.sets.tfds_source import load_tfds\n"
-        "load_tfds(sys.argv[1], domains=('mnist',), image_size=8)\n"
-        "assert 'tensorflow' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program, str(copies)], check=True, capture_output=True)
 
 
 def test_the_newest_version_is_read_and_another_format_refused(copies, tmp_path):

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.by_class import stratified_sample
-from fedjax_bn.data.division.partition import fingerprint, share_out_domains
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains, stratified_sample
 from fedjax_bn.data.domain import (
     Dataset,
     Domain,

@@ -9,8 +9,8 @@ import pytest
 import runs
 import tiny_digits
 from boxed import instances, picture, text
-from fedjax_bn.data.boxes.box_folders import load_boxes
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
+from fedjax_bn.data.sets.box_folders import load_boxes
 from fedjax_bn.data.sets.digits import load_digits
 from fedjax_bn.data.source import TRAIN, VALIDATION
 

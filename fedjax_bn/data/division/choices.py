@@ -1,7 +1,7 @@
 """Values of the keys that say how samples are divided.
 
-The configuration reads them before JAX is imported: mistakes on the command line are told at once,
-and files in the current folder cannot hide a library that JAX imports.
+The configuration reads them before JAX is imported, so that mistakes on the command line are told
+at once.
 """
 
 import re

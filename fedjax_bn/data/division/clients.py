@@ -12,25 +12,36 @@ groups, stratified by the label of their first sample; if all names differ, they
 Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import (
-    DIVIDING,
-    ORDERING,
-    first_samples,
+from fedjax_bn.data.division.partition import (
+    fraction_size,
+    hold_out,
     number_groups,
-    samples_of,
-    share_size,
+    share_out_domains,
     stratified_split,
 )
-from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.data.domain import Dataset, Domain, Rows, Split, check_dataset, join_splits, select
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    blocks,
+    check_dataset,
+    join_splits,
+    select,
+    whole,
+)
 from fedjax_bn.data.label_trees import strata
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
+
+_DIVIDING, _ORDERING = 1, 2  # last entries of a generator's path (0, position, USE)
 
 
 def make_clients(
@@ -43,11 +54,10 @@ def make_clients(
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the clients of a federation and the unseen domains.
+    """Returns the clients of a federation, and the unseen domains in the source's order.
 
     Unseen domains are left out whole. Every other domain is divided into training, validation and
-    test samples. Truncation and fraction reduce the training samples, and the rest is divided among
-    the domain's clients.
+    test samples, and what `shares` leave of the training samples among the domain's clients.
 
     Args:
       data: a source; or a dataset that has its own splits. `split` "official" then holds out
@@ -65,31 +75,31 @@ def make_clients(
       **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
         num_clients, clients_per_domain and sizes.
 
-    Returns:
-      Dataset of K clients, and the unseen domains in the source's order.
-
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
     data = data if isinstance(data, Dataset) else check_source(data)
-    target_names = _named(data, target)
-    training = [domain for domain in _owners(data) if domain.name not in target_names]
-    has_lists = isinstance(data, Dataset) or all(pool.parts is not None for pool in training)
-    drawn = () if isinstance(data, Dataset) else ("holdout", "stratified")
-    splits = ("", *("official",) * has_lists, *drawn)
-    if split not in splits or min(validation, test) < 0 or validation + test >= 1 or not training:
+    undivided, groups = _undivided(data, seed)
+    target_names = _named(undivided, groups, target)
+    unseen = tuple(domain for domain in undivided.domains if domain.name in target_names)
+    is_divided = isinstance(data, Dataset)
+    pools = () if is_divided else [pool for pool in data.pools if pool.name not in target_names]
+    has_lists = all(pool.parts is not None for pool in pools)
+    splits = ("", *("official",) * has_lists, *("holdout", "stratified") * (not is_divided))
+    leaves_domains = len(unseen) < len(undivided.domains)
+    shares_fit = min(validation, test) >= 0 and validation + test < 1
+    if split not in splits or not shares_fit or not leaves_domains:
         raise ValueError(
             f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
             f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
             "must leave domains that train"
         )
-    unseen = _unseen(data, target_names, seed)
-    if isinstance(data, Dataset):
-        internal = _own_splits(data, target_names, validation if split else 0.0, seed)
+    if is_divided:
+        internal = _with_validation(data, target_names, validation if split else 0.0, seed)
     else:
         split = split or ("official" if has_lists else "stratified")
         domains = _divide_domains(data, target_names, split, validation, test, seed)
-        internal = _dataset_of(data, domains)
+        internal = undivided._replace(domains=domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
     return share_out_domains(internal, seed=seed, **shares), unseen
 
@@ -102,8 +112,10 @@ def unseen_only(
     `target` and `seed` are as in `make_clients`; without a target all domains are returned.
     """
     data = data if isinstance(data, Dataset) else check_source(data)
-    chosen = _named(data, target) or [domain.name for domain in _owners(data)]
-    return check_dataset(_dataset_of(data, _unseen(data, chosen, seed)))
+    undivided, groups = _undivided(data, seed)
+    names = _named(undivided, groups, target)
+    chosen = tuple(d for d in undivided.domains if d.name in names) or undivided.domains
+    return check_dataset(undivided._replace(domains=chosen))
 
 
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -114,13 +126,11 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
     have test splits only, which are validation splits too where they validate.
     """
     domains = dataset.domains
-    validations = [domain.validation for domain in domains]
-    client = Domain(
-        "pooled",
-        train=join_splits([domain.train for domain in domains]),
-        validation=None if None in validations else join_splits(validations),
-        test=join_splits([domain.test for domain in domains]),
-    )
+    parts = [
+        None if None in of_all else join_splits(of_all)
+        for of_all in zip(*(domain[1:] for domain in domains), strict=True)
+    ]
+    client = Domain("pooled", *parts)
     # One object for both parts means that the validation samples are tested.
     if all(domain.test is domain.validation for domain in domains):
         client = client._replace(test=client.validation)
@@ -131,28 +141,29 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
     return dataset._replace(domains=(client,)), unseen
 
 
-def _own_splits(
-    data: Dataset, target_names: Sequence[str], validation: float, seed: int
+def _with_validation(
+    data: Dataset, target_names: Collection[str], share: float, seed: int
 ) -> Dataset:
-    """Returns the training domains of a dataset that has its own splits."""
+    """Returns the training domains of a dataset; those that do not validate hold a share out."""
     internal = []
     for position, domain in enumerate(data.domains):
-        train = domain.train
         if domain.name in target_names:
             continue
-        if validation and train is not None and domain.validation is None:
-            group = number_groups(train.names, len(train.images))
-            sizes = _part_sizes(int(group.max()) + 1, validation, 0.0)[:2]
-            rng = generator(seed, 0, position, DIVIDING)
-            parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
-            train, held_out = (select(train, samples_of(part, group)) for part in parts)
-            domain = domain._replace(train=train, validation=held_out if sizes[1] else None)
+        if share and domain.train is not None and domain.validation is None:
+            rng = generator(seed, 0, position, _DIVIDING)
+            train, validation = hold_out(domain.train, share, rng)
+            domain = domain._replace(train=train, validation=validation)
         internal.append(domain)
     return data._replace(domains=tuple(internal))
 
 
 def _divide_domains(
-    data: Source, target_names: Sequence[str], split: str, validation: float, test: float, seed: int
+    data: Source,
+    target_names: Collection[str],
+    split: str,
+    validation: float,
+    test: float,
+    seed: int,
 ) -> tuple[Domain, ...]:
     """Returns the training domains with their splits, samples in random order."""
     all_parts = _choose_parts(data, split, validation, test, seed)
@@ -160,7 +171,7 @@ def _divide_domains(
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
         if pool.name in target_names:
             continue
-        rng, splits = generator(seed, 0, position, ORDERING), []
+        rng, splits = generator(seed, 0, position, _ORDERING), []
         for part in (TRAIN, VALIDATION, TEST):
             index = rng.permutation(np.flatnonzero(parts == part))
             splits.append(select(_all_of(pool), index) if len(index) else None)
@@ -209,7 +220,7 @@ def _choose_parts(
             0.0 if (listed == VALIDATION).any() else validation,
             0.0 if (listed == TEST).any() else test,
         )
-        rng = generator(seed, 0, number, DIVIDING)
+        rng = generator(seed, 0, number, _DIVIDING)
         for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
             drawn[members[index]] = part
     return [
@@ -220,24 +231,25 @@ def _choose_parts(
 
 def _part_sizes(count: int, validation: float, test: float) -> list[int]:
     """Returns how many of `count` train, validate and test; all train if none would."""
-    validating = max(1, share_size(count, validation)) if validation else 0
-    testing = count - share_size(count, 1 - test)
+    validating = fraction_size(count, validation) if validation else 0
+    testing = count - fraction_size(count, 1 - test, least=0)
     training = count - validating - testing
     return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
-def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Domain, ...]:
-    """Returns the unseen domains, with all samples as test split."""
+def _undivided(data: Source | Dataset, seed: int) -> tuple[Dataset, Mapping[str, Sequence[str]]]:
+    """Returns the data, of a source with all samples of a domain as test split, and its groups."""
     if isinstance(data, Dataset):
-        return tuple(domain for domain in data.domains if domain.name in names)
+        return data, {}
     domains = []
     for position, pool in enumerate(data.pools):
-        if pool.name in names:
-            # Shuffled, because published samples often come class by class, and a method that
-            # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
-            order = generator(seed, 0, position, ORDERING).permutation(len(pool.images))
-            domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
-    return tuple(domains)
+        # Shuffled, because published samples often come class by class, and a method that
+        # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
+        order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
+        domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
+    count, classes = len(data.classes), tuple(data.classes)
+    dataset = Dataset(data.name, count, tuple(domains), data.mean, data.std, classes, data.key)
+    return dataset, data.groups
 
 
 def _all_of(pool: Pool) -> Split:
@@ -245,15 +257,11 @@ def _all_of(pool: Pool) -> Split:
     return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
 
 
-def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
-    """Returns the domains of a dataset, or the pools of a source."""
-    return data.domains if isinstance(data, Dataset) else data.pools
-
-
-def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
-    """Returns the names that `target` of `make_clients` selects, in the order of the data."""
-    names = [domain.name for domain in _owners(data)]
-    groups = {} if isinstance(data, Dataset) else data.groups
+def _named(
+    data: Dataset, groups: Mapping[str, Sequence[str]], target: str | Sequence[str]
+) -> set[str]:
+    """Returns the names of the domains that `target` of `make_clients` selects."""
+    names = [domain.name for domain in data.domains]
     meant = {group: {*members} & {*names} for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -264,13 +272,58 @@ def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
         raise ValueError(
             f"target {unknown[0]!r} is not a domain of {data.name}; choose from {', '.join(meant)}"
         )
-    selected = set().union(*(meant[entry] for entry in target))
-    return [name for name in names if name in selected]
+    return set().union(*(meant[entry] for entry in target))
 
 
-def _dataset_of(data: Source | Dataset, domains: tuple[Domain, ...]) -> Dataset:
-    """Returns domains of a source or dataset as a dataset."""
-    if isinstance(data, Dataset):
-        return data._replace(domains=domains)
-    count, classes = len(data.classes), tuple(data.classes)
-    return Dataset(data.name, count, domains, data.mean, data.std, classes, data.key)
+def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[str, ...]:
+    """Returns a note on how many tested samples are byte for byte some client's training samples.
+
+    Labels and names are not compared. There is no note if there are no such samples.
+    """
+    # Every image is looked at in its middle row; only those that agree there are read whole.
+    trained = {client.name: _codes(_middle_rows(client.train)) for client in dataset.domains}
+    middles = {code for codes in trained.values() for code in codes}
+    # Clients that share their test samples are one place.
+    tests = {id(domain.test): (domain.name, domain.test) for domain in dataset.domains}
+    suspects, alike = {}, set()
+    for name, split in [*tests.values(), *((domain.name, whole(domain)) for domain in unseen)]:
+        codes = _codes(_middle_rows(split))
+        rows = [row for row, code in enumerate(codes) if code in middles]
+        suspects[name] = split, rows
+        alike |= {codes[row] for row in rows}
+    owners: dict[int, str] = {}  # hash of a whole image -> the client that trains on it
+    for client in dataset.domains:
+        rows = [row for row, code in enumerate(trained[client.name]) if code in alike]
+        for code in _whole_codes(client.train, rows):
+            owners.setdefault(code, client.name)
+    counts = []
+    for name, (split, rows) in suspects.items():
+        copies = Counter(owners[code] for code in _whole_codes(split, rows) if code in owners)
+        for client, _ in copies.most_common(1):
+            count = f"{copies.total()} of the {len(split.images)} of {name}"
+            counts.append(f"{count} (most in {client})")
+    note = (
+        "tested samples that are byte for byte training samples too, so that their scores are not "
+        f"those of new samples: {first_few(counts)}; remove the copies"
+    )
+    return (note,) if counts else ()
+
+
+def _middle_rows(split: Split) -> Iterator[np.ndarray]:
+    """Yields the middle of every image u8[N, H, W, C], [n, W, C]; or of features f[N, F], [n]."""
+    images = split.images
+    array, index = images, np.arange(len(images))
+    if isinstance(images, Rows):
+        array, index = images.array, images.index
+    for rows in blocks(index):
+        # Indexed at once, so that of a memory map only these bytes are read.
+        yield array[rows, array.shape[1] // 2]
+
+
+def _whole_codes(split: Split, rows: Sequence[int]) -> list[int]:
+    return _codes(blocks(select(split, np.array(rows, np.int64)).images))
+
+
+def _codes(parts: Iterator[np.ndarray]) -> list[int]:
+    """Returns Python's hash, of 64 bits, of the bytes of each row of the arrays [n, ...]."""
+    return [hash(row.tobytes()) for part in parts for row in part]

@@ -1,25 +1,24 @@
-"""Divides samples among clients, evenly or skewed by label or size, and hashes the result.
+"""Draws samples by class and group in whole numbers, and divides them among clients.
+
+A group is all samples with one name, such as windows of one recording or corruptions of one
+photograph. Divisions keep groups whole, so that a model is never tested on a recording that it was
+trained on. If all names differ, each sample is a group.
+
+The draws depend only on labels, names and a generator, and shares are computed in integers, so that
+the same seed gives the same samples on any machine.
 
 Reference for label skew: Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution
 for federated visual classification", 2019; used by FedIG, appendix A.6.
 """
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import (
-    TRUNCATING,
-    apportion,
-    first_samples,
-    fraction_size,
-    number_groups,
-    samples_of,
-    shuffled_classes,
-    stratified_sample,
-    stratified_split,
-)
 from fedjax_bn.data.division.choices import SIZES, read_partition
 from fedjax_bn.data.domain import (
     Dataset,
@@ -33,6 +32,150 @@ from fedjax_bn.data.domain import (
 )
 from fedjax_bn.data.label_trees import leaves_of, strata
 from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.source import part_in
+
+_TRUNCATING = 3  # last entry of a generator's path (0, position, USE); `clients` has 1 and 2
+# The eyes, breasts or lungs of one person: the letters of a side between digits and signs.
+_SIDE = re.compile(r"(?<![a-z])(?:l|r|left|right|od|os)(?![a-z])", re.IGNORECASE)
+
+
+def fraction_size(count: int, fraction: float, least: int = 1) -> int:
+    """Returns floor(fraction * count), at least 1: FedBN's 10 % of 7438 samples are 743."""
+    return max(least, int(fraction * count + 1e-9))  # 0.29 * 100 is 28.999... in floating point
+
+
+def _apportion(counts: np.ndarray, total: int) -> np.ndarray:
+    """Returns i64[C] proportional to `counts`, summing to `total`, by largest remainder."""
+    counts = np.asarray(counts, np.int64)
+    count = max(int(counts.sum()), 1)
+    # In integers, because floats may round differently on another machine.
+    shares = counts * total // count
+    remainder = int(total - shares.sum())
+    # Stable, so that of equal remainders the same one is taken on every machine.
+    largest = np.argsort(-(counts * total % count), kind="stable")[:remainder]
+    shares[largest] += 1
+    return shares
+
+
+def _shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Returns the indices of each class, shuffled."""
+    # `np.unique` sorts the classes, so the order of draws is the same on any machine.
+    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def stratified_split(
+    labels: np.ndarray, sizes: Sequence[int], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draws disjoint parts of labels i32[N], each with the classes in proportion.
+
+    Returns i64[size] for each part: indices in random order. Sizes sum to at most N; the other
+    samples belong to no part.
+    """
+    pools = _shuffled_classes(labels, rng)
+    parts = []
+    for size in sizes:
+        shares = _apportion(np.array([len(pool) for pool in pools], np.int64), size)
+        taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
+        pools = [pool[share:] for pool, share in zip(pools, shares, strict=True)]
+        parts.append(rng.permutation(np.concatenate([np.empty(0, np.int64), *taken])))
+    return parts
+
+
+def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
+    """Returns `size` samples, stratified, or the split itself if it has no more.
+
+    Every class keeps at least one sample if `size`, at least 1, is not below the number of classes.
+    """
+    if size >= len(split.images):
+        return split
+    pools = _shuffled_classes(strata(split.labels), rng)
+    counts = np.array([len(pool) for pool in pools], np.int64)
+    minimum = 1 if size >= len(pools) else 0
+    shares = minimum + _apportion(counts - minimum, size - minimum * len(pools))
+    taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
+    return select(split, rng.permutation(np.concatenate(taken)))
+
+
+def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
+    """Returns the number of each sample's group, i64[count], by first appearance from 0.
+
+    `names` str[count] are the samples' names; None makes each sample its own group.
+    """
+    if names is None:
+        return np.arange(count)
+    _, appearance, inverse = np.unique(
+        np.asarray(names, np.str_), return_index=True, return_inverse=True
+    )
+    rank = np.empty_like(appearance)
+    rank[np.argsort(appearance)] = np.arange(len(appearance))
+    return rank[inverse]
+
+
+def _groups_in(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the group of each sample, i64[N], and the label of each group's first, i32[G]."""
+    group = number_groups(split.names, len(split.images))
+    return group, strata(split.labels)[np.unique(group, return_index=True)[1]]
+
+
+def _samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Returns the samples of the chosen groups i64[g], one group after the other."""
+    # Without a loop over groups, of which there may be as many as samples.
+    order = np.argsort(group, kind="stable")
+    ends = np.cumsum(np.bincount(group))
+    sizes = np.bincount(group)[chosen]
+    steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[np.repeat(ends[chosen] - sizes, sizes) + steps]
+
+
+def hold_out(split: Split, share: float, rng: np.random.Generator) -> tuple[Split, Split | None]:
+    """Returns the samples that stay, and a stratified share of the groups, None if all would go."""
+    group, labels = _groups_in(split)
+    size = fraction_size(len(labels), share)
+    size = size if size < len(labels) else 0
+    parts = stratified_split(labels, [len(labels) - size, size], rng)
+    staying, held_out = (select(split, _samples_of(part, group)) for part in parts)
+    return staying, held_out if size else None
+
+
+def groups_of(
+    domain: str, folder: Path, images: Sequence[Path], pattern: str = ""
+) -> tuple[list[str], str]:
+    """Returns the names of a domain's images, equal for images of one group, and a note on them.
+
+    The `pattern` is a regular expression that is searched in the path of an image in the domain's
+    folder; the group is what its parentheses match, or the whole match. With "", images that differ
+    only in a side (L and R, left and right, OD and OS) are one group, in any part (train, val,
+    test), and each other image is alone.
+
+    Raises:
+      ValueError: the pattern does not fit an image.
+    """
+    names = [image.relative_to(folder).as_posix() for image in images]
+    if pattern:
+        matches = [re.search(pattern, name) for name in names]
+        if None in matches:
+            raise ValueError(
+                f"{images[matches.index(None)]} does not fit the regular expression "
+                f"data.groups={pattern}, searched in {names[matches.index(None)]}: correct it"
+            )
+        groups = ["/".join(map(str, m.groups())) or m[0] for m in matches if m]
+    else:
+        sideless = [_sideless(name) for name in names]
+        sizes = Counter(sideless)
+        groups = [
+            common if sizes[common] > 1 else name
+            for common, name in zip(sideless, names, strict=True)
+        ]
+    note = f"{domain}: {len(set(groups))} groups of {len(names)} images"
+    return [f"{domain}/{group}" for group in groups], note + " by data.groups" * bool(pattern)
+
+
+def _sideless(name: str) -> str:
+    """Returns the name of an image with * for sides, without parts and suffix; or as it is."""
+    if not _SIDE.search(name):
+        return name
+    folders = [part for part in Path(name).with_suffix("").parts if part_in([part]) is None]
+    return _SIDE.sub("*", "/".join(folders))
 
 
 def share_out_domains(
@@ -43,40 +186,34 @@ def share_out_domains(
     *,
     partition: str = "iid",
     num_clients: int = 0,
-    sizes: str | Sequence[int] = "",
+    sizes: str = "",
     truncate: bool = False,
 ) -> Dataset:
     """Returns a dataset whose domains are the clients: "mnist", or "mnist/0", "mnist/1", ...
 
     Only training samples are divided: every client validates and tests on the whole validation and
-    test split of its domain. Clients of one domain follow each other. Except for "drawn", they are
-    disjoint, and samples with one name have one owner, because groups are divided, see `by_class`.
-    The partition decides how the clients of a domain differ:
-
-    iid: the same label distribution for all. Groups are dealt out class after class like cards, so
-      clients differ by at most one group, in total and in each class. FedBN, Table 7, has 1 to 10
-      clients per domain. With `sizes`, clients get that many groups, stratified, and no client gets
-      the rest.
-    dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to a
-      draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
-      clients have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Then clients
-      below min(N, samples // clients) are raised to it with samples of the largest client. N is 10
-      by default. This minimum is our addition.
-    drawn:samples=N: each client draws N samples at random with replacement, so that there may be
-      far more clients than samples, and several may have the same sample.
+    test split of its domain. Except for "drawn", clients are disjoint, and a group has one owner.
 
     Args:
       dataset: domains that take part in training.
-      clients_per_domain: at least 1.
+      clients_per_domain: at least 1; 1 to 10 in FedBN, Table 7.
       fraction: of each domain's training samples, in (0, 1], taken before they are divided: max(1,
-        floor(fraction * N)) samples, stratified. Leave it at 1 if the source has already taken a
-        fraction.
+        floor(fraction * N)) samples, stratified.
       seed: at least 0.
-      partition: see above.
+      partition: how the clients of a domain differ.
+        iid: alike. Groups are dealt out class after class like cards, so clients differ by at most
+        one group, in total and in each class.
+        dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to
+        a draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
+        have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Clients below min(N,
+        samples // clients) are then raised to it with samples of the largest client, which is our
+        addition; N is 10 by default.
+        drawn:samples=N: each client draws N samples at random with replacement, so that there may
+        be far more clients than samples.
       num_clients: total number of clients, instead of `clients_per_domain`: split evenly over the
         domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
-      sizes: of the clients' training sets, iid only: whole numbers, or a text of them, one for
-        each client or one for all; "" for the partition's.
+      sizes: of the clients' training sets, iid only, in groups, stratified: a number for all
+        clients, such as "743", or one for each, "743,7943"; "" for the partition's.
       truncate: cut training and validation splits to the smallest domain's size before they are
         divided (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole, unless they are
         the validation splits.
@@ -87,11 +224,10 @@ def share_out_domains(
     """
     if truncate:
         dataset = _truncated(dataset, seed)
-    kind, *_ = read_partition(partition)
+    chosen = kind, *_ = read_partition(partition)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
-    sizes = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
-    numbers = [int(size) for size in sizes.split(",")] if sizes and SIZES.holds(sizes) else []
-    all_sizes = numbers * sum(counts) if len(numbers) == 1 else numbers
+    all_sizes = [int(size) for size in sizes.split(",")] if sizes and SIZES.holds(sizes) else []
+    all_sizes *= sum(counts) if len(all_sizes) == 1 else 1
     unsuited = kind == "pooled" or (kind == "dirichlet" and max(counts) == 1)
     if unsuited or (sizes and (kind != "iid" or len(all_sizes) != sum(counts))):
         raise ValueError(
@@ -106,13 +242,8 @@ def share_out_domains(
         size = fraction_size(len(domain.train.images), fraction)
         train = stratified_sample(domain.train, size, rng)
         domain_sizes = all_sizes[len(clients) : len(clients) + n]
-        try:
-            parts = _split_clients(train, n, rng, partition, domain_sizes)
-        except ValueError as error:
-            raise ValueError(
-                f"{dataset.name}, {domain.name!r}: {error}; change data.clients_per_domain, "
-                "data.num_clients, data.sizes or data.fraction"
-            ) from error
+        place = f"{dataset.name}, {domain.name!r}"
+        parts = _split_clients(train, n, rng, chosen, domain_sizes, place)
         for i, part in enumerate(parts):
             name = domain.name if n == 1 else f"{domain.name}/{i}"
             clients.append(domain._replace(name=name, train=part))
@@ -126,8 +257,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
     if per_domain < 1 or (num_clients and (per_domain > 1 or num_clients < domains)):
         raise ValueError(
             f"data.clients_per_domain={per_domain} and data.num_clients={num_clients}: give one of "
-            f"them, at least 1 a domain or {domains} in all, one for each domain of "
-            f"{dataset.name} that trains"
+            f"them, at least 1 a domain or one in all for each of the {domains} that train"
         )
     if not num_clients:
         return [per_domain] * domains
@@ -145,7 +275,7 @@ def _truncated(dataset: Dataset, seed: int) -> Dataset:
     validating = min((len(split.images) for split in validations), default=0)
     domains = []
     for position, domain in enumerate(dataset.domains):
-        rng = generator(seed, 0, position, TRUNCATING)
+        rng = generator(seed, 0, position, _TRUNCATING)
         train, validation, test = domain[1:]
         if validation is not None:
             validation = stratified_sample(validation, validating, rng)
@@ -156,38 +286,44 @@ def _truncated(dataset: Dataset, seed: int) -> Dataset:
 
 
 def _split_clients(
-    split: Split, n: int, rng: np.random.Generator, partition: str, sizes: Sequence[int]
+    split: Split,
+    n: int,
+    rng: np.random.Generator,
+    partition: tuple[str, float, int],
+    sizes: Sequence[int],
+    place: str,
 ) -> list[Split]:
     """Returns n clients of a split, see `share_out_domains`."""
-    kind, alpha, number = read_partition(partition)
+    kind, alpha, number = partition
     if kind == "drawn":
         drawn = rng.integers(len(split.images), size=(n, number))
         rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied
         return [select(split._replace(images=rows), index) for index in drawn]
     if n == 1 and not sizes:
         return [split]  # in its order, which the hash of the data depends on
-    group = number_groups(split.names, len(split.images))
-    labels = strata(split.labels)[first_samples(group)]
+    group, labels = _groups_in(split)
     values, counts = np.unique(labels, return_counts=True)
     # Images with boxes or masks are exempt: they have many classes, some of them rare.
     deals_classes = kind == "iid" and not isinstance(split.labels, dict)
-    if not sizes and (counts.min() if deals_classes else counts.sum()) < n:
+    available = counts.min() if deals_classes else counts.sum()
+    if sum(sizes) > counts.sum() or (not sizes and available < n):
         raise ValueError(
-            f"{counts.sum()} training samples (or groups with one name), {counts.min()} of class "
-            f"{values[counts.argmin()]}, are too few for {n} clients"
+            f"{place}: {counts.sum()} training samples (or groups with one name), {counts.min()} "
+            f"of class {values[counts.argmin()]}, are too few for {n} clients: change "
+            "data.clients_per_domain, data.num_clients, data.sizes or data.fraction"
         )
     if sizes:
         parts = stratified_split(labels, sizes, rng)
     elif kind == "dirichlet":
         shares = _dirichlet_counts(counts, n, alpha, rng, number)
-        cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
+        cuts, pools = np.cumsum(shares, axis=1)[:, :-1], _shuffled_classes(labels, rng)
         dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
         parts = [np.concatenate(classes) for classes in zip(*dealt, strict=True)]
     else:
         # Dealt class after class, so that clients differ by at most one in each class.
-        cards = np.concatenate(shuffled_classes(labels, rng))
+        cards = np.concatenate(_shuffled_classes(labels, rng))
         parts = [cards[client::n] for client in range(n)]
-    return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
+    return [select(split, rng.permutation(_samples_of(part, group))) for part in parts]
 
 
 def _dirichlet_counts(
@@ -199,7 +335,7 @@ def _dirichlet_counts(
     # libraries differ in log and exp. Then at most about one count in 10**10 differs.
     weights = [np.rint(draw * 2**32).astype(np.int64) for draw in draws]
     shared = np.array(
-        [apportion(weight, count) for weight, count in zip(weights, counts.tolist(), strict=True)]
+        [_apportion(weight, count) for weight, count in zip(weights, counts.tolist(), strict=True)]
     )
     sizes, minimum = shared.sum(0), min(smallest, int(counts.sum()) // n)
     # One sample at a time, from the largest client's most frequent class; ties go to the first.

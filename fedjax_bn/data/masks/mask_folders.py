@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import groups_of
+from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.masks.assemble import RESIZE, TILES, Pair, paired_source
 from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume
 from fedjax_bn.data.messages import first_few
@@ -78,7 +78,7 @@ def load_mask_folders(
       domains: names of folders in it; empty for all.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
-      groups: a regular expression, see `by_class.groups_of`.
+      groups: a regular expression, see `partition.groups_of`.
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
       plane, window: of scans, see `volumes.Slices`.
       orientation, cache, progress: see `pixels.decode`.

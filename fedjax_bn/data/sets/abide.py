@@ -21,7 +21,6 @@ section 5.2 and appendix D.4.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named, open_table
 from fedjax_bn.data.source import Pool, Source
 
-_COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
 _REMEDY = (
@@ -60,7 +58,9 @@ def load_abide(
     stride: int = 1,
     cache: str | Path | None = None,
 ) -> Source:
-    """Returns ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
+    """Returns ABIDE I as f32[N, R (R - 1) / 2], one pool a site; label 1 is a patient.
+
+    A region that does not vary within a window correlates 0 with all others.
 
     Args:
       path: the folder, laid out as above.
@@ -71,93 +71,40 @@ def load_abide(
       stride: frames from one window to the next, at least 1.
       cache: folder of the samples; without one they are held in memory.
 
-    Returns:
-      Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
-      does not vary within a window correlates 0 with all others.
-
     Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
     which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """
-    if window < 0 or window == 1 or stride < 1:
-        raise ValueError(
-            f"window is {window} and stride {stride}; they must be 0 or at least 2, and at least 1"
-        )
-    files, table = _find_series(Path(path), atlas), _read_table(Path(path))
-    subjects = _read_subjects(files, table, window, sites)
-    options = (window, stride)
+    subjects = _read_subjects(Path(path), atlas, window, sites)
+
+    def key_of(chosen: Sequence[_Subject]) -> str:
+        return hash_of((window, stride), *(value for subject in chosen for value in subject))
+
+    def make(write: Write) -> tuple[str, ...]:
+        for subject, windows in zip(members, starts, strict=True):
+            rows = _connectomes(subject.series, windows, window)
+            write(rows.view(np.uint8))  # the cache keeps bytes
+        return ()  # no notes
+
     pools = []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
         # The first frame of each window that fits; of a whole series, 0.
         ends = [len(subject.series) - window + 1 if window else 1 for subject in members]
         starts = [np.arange(0, end, stride, dtype=np.int64) for end in ends]
-        counts = list(map(len, starts))
-        regions = members[0].series.shape[1]
+        counts, regions = list(map(len, starts)), members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
-        make = partial(_make_samples, members, starts, window)
-        file = f"abide-{_key_of(members, options)}"
-        rows, _ = cached_array(Path(cache) if cache else None, file, shape, make)
+        folder = Path(cache) if cache else None
+        rows, _ = cached_array(folder, f"abide-{key_of(members)}", shape, make)
         labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
         names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
-    classes, key = ("control", "patient"), _key_of(subjects, options)
+    classes, key = ("control", "patient"), key_of(subjects)
     return Source("abide", classes, tuple(pools), (0.0,), (1.0,), key=key)
 
 
-def _make_samples(
-    members: Sequence[_Subject], starts: Sequence[np.ndarray], window: int, write: Write
-) -> tuple[str, ...]:
-    """Writes the connectomes of a site's windows; there are no notes on them."""
-    for subject, windows in zip(members, starts, strict=True):
-        rows = _connectomes(subject.series, windows, window)
-        write(rows.view(np.uint8))  # the cache keeps bytes
-    return ()
-
-
-def _key_of(subjects: Sequence[_Subject], options: tuple) -> str:
-    return hash_of(options, *(value for subject in subjects for value in subject))
-
-
-def _find_series(path: Path, atlas: str) -> dict[str, Path]:
-    """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
-    pattern = f"*_rois_{atlas or '*'}.1D"
-    # macOS' companions ._NAME have the names of series, and none of their content.
-    series = sorted(path.rglob(f"[!.]{pattern}"), key=lambda file: file.name)
-    if not series:
-        raise FileNotFoundError(f"data.path {path} has no series {pattern}; {_REMEDY}")
-    files = {file.stem.rpartition("_rois_")[0]: file for file in series}
-    atlases = sorted({file.stem.rpartition("_rois_")[2] for file in series})
-    if len(atlases) > 1 or len(files) < len(series):
-        twice = [str(file) for file in series if file not in files.values()]
-        raise ValueError(
-            f"{path} has the atlases {', '.join(atlases)}, and second series of a subject: "
-            f"{first_few(twice) or 'none'}; choose one by atlas, and keep those of one pipeline"
-        )
-    return files
-
-
-def _read_table(path: Path) -> dict[str, tuple[str, str]]:
-    """Returns FILE_ID -> (SITE_ID, DX_GROUP) of the one table that has these columns."""
-    tables = {}
-    for file in sorted(path.glob("[!.]*.csv")):
-        with open_table(file) as table:
-            if {*_COLUMNS} <= {*(table.fieldnames or ())}:
-                tables[file.name] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
-    if len(tables) != 1:
-        raise FileNotFoundError(
-            f"{path} has the tables {', '.join(tables) or 'none'} with the columns "
-            f"{', '.join(_COLUMNS)}; it needs one: {_REMEDY}"
-        )
-    (rows,) = tables.values()
-    # pandas may write 1.0 for 1
-    subjects = {name: (site, group.removesuffix(".0")) for name, site, group in rows}
-    return {name: about for name, about in subjects.items() if name not in ("", "no_filename")}
-
-
-def _read_subjects(
-    files: dict[str, Path], table: dict[str, tuple[str, str]], window: int, sites: Sequence[str]
-) -> list[_Subject]:
+def _read_subjects(path: Path, atlas: str, window: int, sites: Sequence[str]) -> list[_Subject]:
     """Reads the series of the sites, by default all; a ValueError names all that do not suit."""
+    files, table = _find_series(path, atlas), _read_table(path)
     present = sorted({table[name][0] for name in files if name in table})
     faults = [f"no series of the site {site}" for site in sites if site not in present]
     subjects = []
@@ -171,19 +118,48 @@ def _read_subjects(
             faults.append(f"{name} has the DX_GROUP {group!r}")
         if len(subject.series) < window:
             faults.append(f"{name} has {len(subject.series)} frames")
-    widths = [subject.series.shape[1] for subject in subjects]
-    usual = max(sorted(set(widths)), key=widths.count, default=0)
-    faults += [
-        f"{subject.name} has {width} regions"
-        for subject, width in zip(subjects, widths, strict=True)
-        if width != usual
-    ]
+        if subject.series.shape[1] != (regions := subjects[0].series.shape[1]):
+            faults.append(f"{name} has {subject.series.shape[1]} regions, another {regions}")
     if faults:
         raise ValueError(
-            f"{first_few(faults)}: sites with series are {', '.join(present)}; a subject needs a "
-            f"row with the DX_GROUP 1 or 2, {window} frames and {usual} regions"
+            f"{path}: {first_few(faults)}: sites with series are {', '.join(present)}; a subject "
+            f"needs a row with the DX_GROUP 1 or 2, {window} frames and as many regions as others"
         )
     return subjects
+
+
+def _find_series(path: Path, atlas: str) -> dict[str, Path]:
+    """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
+    pattern = f"*_rois_{atlas or '*'}.1D"
+    # macOS' companions ._NAME have the names of series, and none of their content.
+    series = sorted(path.rglob(f"[!.]{pattern}"), key=lambda file: file.name)
+    if not series:
+        raise FileNotFoundError(f"data.path {path} has no series {pattern}; {_REMEDY}")
+    files = {file.stem.rpartition("_rois_")[0]: file for file in series}
+    if len(files) < len(series):
+        twice = [str(file) for file in series if file not in files.values()]
+        raise ValueError(
+            f"{path} has several series of a subject, such as {first_few(twice, 3)}; choose one by "
+            "atlas, and keep those of one pipeline"
+        )
+    return files
+
+
+def _read_table(path: Path) -> dict[str, tuple[str, str]]:
+    """Returns FILE_ID -> (SITE_ID, DX_GROUP) of the one table that has these columns."""
+    tables, columns = {}, ("FILE_ID", "SITE_ID", "DX_GROUP")
+    for file in sorted(path.glob("[!.]*.csv")):
+        with open_table(file) as table:
+            if {*columns} <= {*(table.fieldnames or ())}:
+                tables[file.name] = [[(row[c] or "").strip() for c in columns] for row in table]
+    if len(tables) != 1:
+        raise FileNotFoundError(
+            f"{path} has the tables {', '.join(tables) or 'none'} with the columns "
+            f"{', '.join(columns)}; it needs one: {_REMEDY}"
+        )
+    (rows,) = tables.values()
+    # pandas may write 1.0 for 1
+    return {name: (site, group.removesuffix(".0")) for name, site, group in rows}
 
 
 def _read_series(path: Path) -> np.ndarray:

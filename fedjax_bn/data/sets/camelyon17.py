@@ -28,9 +28,6 @@ _COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
 _PARTS = {1: VALIDATION, 2: TEST}  # of centers that do not train
 _CAMELYON17 = Published(
     name="camelyon17",
-    title="Camelyon17",
-    about="",
-    domains={f"center{k}": () for k in range(5)},
     classes={"normal": (), "tumor": ()},
     counts={f"center{k}": count for k, count in enumerate(_COUNTS)},
     where=(
@@ -51,40 +48,32 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
     Returns:
       Source "camelyon17", normalized as WILDS does; the group "unseen" is centers 1 and 2. Parts
       are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all of
-      center 1 validation, all of center 2 test. Names are the patches' paths.
+      center 1 validation, all of center 2 test.
     """
-    roots = (Path(path, "camelyon17_v1.0"), Path(path))
-    root = next((root for root in roots if (root / "metadata.csv").is_file()), roots[1])
+    root = Path(path, "camelyon17_v1.0")
+    root = root if root.is_dir() else Path(path)
     if not (root / "metadata.csv").is_file():
         raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_CAMELYON17.where}")
     centers = _read_table(root / "metadata.csv")
     listings = []
     for center in sorted(centers):
-        names, labels, splits = zip(*centers[center], strict=True)
-        parts = [_PARTS.get(center, (TRAIN, VALIDATION)[split]) for split in splits]
-        listings.append(
-            Listing(
-                f"center{center}",
-                [root / name for name in names],
-                np.array(labels, np.int32),
-                parts=np.array(parts, np.int8),
-            )
-        )
+        names, labels, parts = zip(*centers[center], strict=True)
+        files, parts = [root / name for name in names], np.array(parts, np.int8)
+        listings.append(Listing(f"center{center}", files, np.array(labels, np.int32), parts))
     source = folder_source(_CAMELYON17, root, listings, image_size, **options)
     unseen = tuple(f"center{center}" for center in _PARTS if center in centers)
     return source._replace(groups={"unseen": unseen} if unseen else {})
 
 
 def _read_table(path: Path) -> dict[int, list[tuple[str, int, int]]]:
-    """Returns center -> file, class and split of each of its patches, in the table's order."""
+    """Returns center -> file, class and part of each of its patches, in the table's order."""
     centers: dict[int, list[tuple[str, int, int]]] = {}
     with open_table(path) as table:
         for row in table:
             # Patient numbers have three digits, but a spreadsheet may have removed leading zeros.
             slide = f"patient_{int(row['patient']):03}_node_{row['node']}"
             file = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
-            tumor, center, split = (int(row[name]) for name in ("tumor", "center", "split"))
-            if tumor not in (0, 1) or center not in range(5) or split not in (0, 1):
-                raise ValueError(f"line {table.line_num}: {row}")
-            centers.setdefault(center, []).append((file, tumor, split))
+            center, part = int(row["center"]), (TRAIN, VALIDATION)[int(row["split"])]
+            patch = file, int(row["tumor"]), _PARTS.get(center, part)
+            centers.setdefault(center, []).append(patch)
     return centers

@@ -12,8 +12,7 @@ Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Co
 Perturbations", ICLR 2019.
 """
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +49,6 @@ _WHERE = (
 )
 
 
-def _corruption_groups(names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the four types and "extra", each with its corruptions that are in `names`."""
-    groups = {
-        kind: tuple(name for name in corruptions if name in names)
-        for kind, corruptions in {**TYPES, "extra": EXTRA}.items()
-    }
-    return {kind: corruptions for kind, corruptions in groups.items() if corruptions}
-
-
 def load_cifar10_c(
     path: str | Path,
     *,
@@ -84,37 +74,35 @@ def load_cifar10_c(
     levels = sorted(map(str, severities))
     choices = {"corruptions": (corruptions, CORRUPTIONS), "severities": (levels, _SEVERITIES)}
     for argument, (chosen, allowed) in choices.items():
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(allowed):
-            raise ValueError(
-                f"{argument} is {list(chosen)}; choose one or more, each once, from "
-                f"{', '.join(allowed)}"
-            )
-    folders = (Path(path, "CIFAR-10-C"), Path(path))
-    folder = next((folder for folder in folders if (folder / "labels.npy").is_file()), folders[1])
-    labels, arrays = _read_published(folder, corruptions)
+        if not chosen or not set(chosen) <= set(allowed):
+            raise ValueError(f"{argument} is {list(chosen)}; choose from {', '.join(allowed)}")
+    folder = Path(path, "CIFAR-10-C")
+    labels, arrays = _read_published(folder if folder.is_dir() else Path(path), corruptions)
     count, total = len(labels), len(levels) * len(labels)
     pieces = [slice((level - 1) * count, level * count) for level in map(int, levels)]
     names = np.tile(numbered_names("test", {"": count}), len(levels))
-    key, pools = hash_of(labels, corruptions, levels), []
-    shape = (total, image_size, image_size, 3)
+    shape, pools = (total, image_size, image_size, 3), []
+
+    def resize(write: Write) -> tuple[str, ...]:
+        for block in blocks(images):
+            write(resized(block, shape[1:]))
+        return ()
+
     for name in corruptions:
-        # Consecutive severities stay a view of the file.
-        if pieces[-1].stop - pieces[0].start == total:
-            images = arrays[name][pieces[0].start : pieces[-1].stop]
-        else:
+        images = arrays[name][pieces[0].start : pieces[-1].stop]
+        if len(images) > total:  # other severities between them
             images = np.concatenate([arrays[name][piece] for piece in pieces])
         if image_size != _SIDE:
             file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
-            images, _ = cached_array(cache, file, shape, partial(_resize, images, shape))
+            images, _ = cached_array(cache, file, shape, resize)
         pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
+    groups = {
+        kind: members
+        for kind, of_kind in {**TYPES, "extra": EXTRA}.items()
+        if (members := tuple(name for name in of_kind if name in corruptions))
+    }
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, (), _corruption_groups(corruptions), key))
-
-
-def _resize(images: np.ndarray, shape: Sequence[int], write: Write) -> tuple[str, ...]:
-    for block in blocks(images):
-        write(resized(block, shape[1:]))
-    return ()
+    return check_source(Source(*about, groups=groups, key=hash_of(labels, corruptions, levels)))
 
 
 def _read_published(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.sets.scanners import place, share_out_scans, to_pixels
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import fraction_size, stratified_sample
+from fedjax_bn.data.division.partition import fraction_size, stratified_sample
 from fedjax_bn.data.domain import Dataset, Domain, check_dataset
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.npz import read_archive
@@ -39,7 +39,7 @@ def load_digits(
 
     Args:
       path: the `.npz`.
-      seed: at least 0; draws the training samples. Test samples do not depend on it.
+      seed: at least 0; draws the training samples, stratified by class, unlike in the paper.
       fraction: of the training samples, in (0, 1]; None for all.
       truncate: cut every training set to the size of the smallest before taking the fraction.
       target: names of unseen domains, which are whole; domains with test samples alone must be
@@ -47,14 +47,9 @@ def load_digits(
 
     Returns:
       Dataset "digits", or "digits_morpho" of a file with Morpho-MNIST, without validation splits,
-      as in the paper (`make_clients` holds some out of the training splits where `split` is
-      "official"); test splits are whole.
-
-    Differs from the paper: the random sample of the training set is stratified by class. As in the
-    paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
-    other.
+      as in the paper (`make_clients` holds some out where `split` is "official"). As in the paper,
+      MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the other.
     """
-    fraction = 1.0 if fraction is None else fraction
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
@@ -65,21 +60,14 @@ def load_digits(
             )
         if "train" not in parts and name not in target:
             raise ValueError(f"{path}: {name!r} has test samples alone: make it a target")
-    counts = {
-        name: len(parts["train"].labels) for name, parts in digits.items() if "train" in parts
-    }
+    counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []
     for k, (name, parts) in enumerate(digits.items()):
-        train = None
-        if "train" in parts:
-            size = counts[name]
-            if name not in target:
-                size = fraction_size(smallest if truncate else size, fraction)
-            train = stratified_sample(parts["train"], size, generator(seed, k))
+        train = parts.get("train")
+        if train is not None and name not in target:
+            size = fraction_size(smallest if truncate else counts[name], fraction or 1.0)
+            train = stratified_sample(train, size, generator(seed, k))
         domains.append(Domain(name, train, None, parts["test"]))
     name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
-    try:
-        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))

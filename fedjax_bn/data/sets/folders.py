@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import groups_of
+from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -40,9 +40,9 @@ class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication."""
 
     name: str  # of the dataset, as in `data.name`
-    title: str  # title, about: its name in the publication, and what it shows, in a few words
-    about: str
-    domains: Aliases  # their names, with aliases
+    title: str = ""  # title, about: its name in the publication, and what it shows
+    about: str = ""
+    domains: Aliases = MappingProxyType({})  # their names, with aliases
     classes: Aliases = MappingProxyType({})  # likewise, in the order of the labels
     # images of each domain; empty if the publication does not state them
     counts: Mapping[str, int] = MappingProxyType({})
@@ -71,22 +71,18 @@ def is_image(name: str) -> bool:
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
 
 
-def _is_hidden(name: str) -> bool:
-    """Returns whether a file or folder of this name is hidden, or made by a system."""
-    return name.startswith(".") or name in _SYSTEM
-
-
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     """Returns the folders in a folder without hidden ones, and its files, each by name."""
     folders, files = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        hidden = path.name.startswith(".") or path.name in _SYSTEM
         if path.is_dir():
-            folders += [] if _is_hidden(path.name) else [path]
+            folders += [] if hidden else [path]
         elif path.is_symlink() and not path.exists():
             # It may have been a class or an image, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
         else:
-            files.append(path)
+            files += [] if hidden else [path]
     return folders, files
 
 
@@ -97,19 +93,14 @@ def subfolders(folder: Path) -> list[Path]:
 
 def files_below(folder: Path) -> list[Path]:
     """Returns all files in and below a folder by name, without hidden ones; enters links once."""
-    paths, entered = [], set()
-
-    def visit(place: Path) -> None:
-        # A link to a folder above would make a cycle.
-        if (real := os.path.realpath(place)) in entered:
-            return
-        entered.add(real)
-        folders, files = _entries(place)
-        paths.extend(file for file in files if not _is_hidden(file.name))
-        for inner in folders:
-            visit(inner)
-
-    visit(folder)
+    paths, entered, places = [], set(), [folder]
+    for place in places:  # which grow
+        real = os.path.realpath(place)
+        if real not in entered:  # a link to a folder above would make a cycle
+            entered.add(real)
+            folders, files = _entries(place)
+            places += folders
+            paths += files
     return sorted(paths)
 
 
@@ -124,10 +115,7 @@ def _plain(name: str) -> str:
 
 
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
-    """Returns the folder of each name that has one; the name itself comes before an alias.
-
-    A ValueError names two folders that differ only in case, separators or Unicode's form.
-    """
+    """Returns the folder of each name that has one; the name itself comes before an alias."""
     matches = {}
     for name, aliases in names.items():
         for spelling in (name, *aliases):
@@ -145,10 +133,9 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder that holds a dataset's domains, and the folder of every domain.
+    """Returns the folder that holds a dataset's domains, and each domain's; FileNotFoundError else.
 
-    `path` is the folder that holds the domains, or the folder around it. A FileNotFoundError names
-    the domains without a folder.
+    `path` is the folder that holds the domains, or the folder around it.
     """
     path, folders = Path(path or "PATH"), {}
     for root in (path, *subfolders(path)):
@@ -170,31 +157,29 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg if the
     dataset has parts.
     """
-    classes, parts = dataset.classes, dataset.parts
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
-    has_classes = bool(match_folders(list(inside.values()), classes))
-    if not has_classes and next(iter(parts), "") in inside:
-        listings = [list_classes(name, inside.get(part, folder / part), classes) for part in parts]
-        sizes = [len(listing.files) for listing in listings]
-        listing = Listing(
-            name,
-            [file for listing in listings for file in listing.files],
-            np.concatenate([listing.labels for listing in listings]),
-            np.repeat(np.array(list(parts.values()), np.int8), sizes),
-            strange=[place for listing in listings for place in listing.strange],
-        )
+    parts = {inside[part]: number for part, number in dataset.parts.items() if part in inside}
+    if match_folders(list(inside.values()), dataset.classes):
+        parts, around = {}, [folder]
     else:
-        around = folder if has_classes else inside.get("images", folder)
-        listing = list_classes(name, around, classes)
-    present = set(listing.labels.tolist())
-    missing = [c for label, c in enumerate(classes) if label not in present]
+        around = list(parts) or [inside.get("images", folder)]
+    listings = [list_classes(name, place, dataset.classes) for place in around]
+    labels = np.concatenate([listing.labels for listing in listings])
+    present = set(labels.tolist())
+    missing = [c for label, c in enumerate(dataset.classes) if label not in present]
     if missing or not present:
-        names = first_few(missing) or "any class"
         raise ValueError(
-            f"{dataset.name}, {name!r}: no images of {names} in {folder}; every class "
-            f"needs a folder with images: {dataset.where}"
+            f"{dataset.name}, {name!r}: no images of {first_few(missing) or 'any class'} in "
+            f"{folder}; every class needs a folder with images: {dataset.where}"
         )
-    return listing
+    sizes = [len(listing.labels) for listing in listings]
+    return Listing(
+        name,
+        [file for listing in listings for file in listing.files],
+        labels,
+        np.repeat(np.array(list(parts.values()), np.int8), sizes) if parts else None,
+        strange=[place for listing in listings for place in listing.strange],
+    )
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
@@ -205,9 +190,8 @@ def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     files, labels = [], []
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
-            images = [file for file in _entries(place)[1] if is_image(file.name)]
-            files += images
-            labels += [label] * len(images)
+            files += [file for file in _entries(place)[1] if is_image(file.name)]
+            labels += [label] * (len(files) - len(labels))
     return Listing(name, files, np.array(labels, np.int32), strange=strange)
 
 
@@ -222,9 +206,9 @@ def folder_source(
 ) -> Source:
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
-    Samples are named by their files, relative to `root`. Notes state which domains have another
-    number of images than published, what was left out, and what EXIF turned. `options` are `cache`,
-    `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
+    Samples are named by their files, relative to `root`. Notes state what differs from the
+    publication or was left out. `options` are `cache`, `progress` and
+    `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **options)
@@ -259,7 +243,7 @@ def load_folders(
     groups: str = "",
     **options: Any,
 ) -> Source:
-    """Returns a user's images as u8[N, image_size, image_size, 3], one pool a domain.
+    """Returns "folders", u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
     They are normalized by ImageNet's mean and standard deviation, as PACS is.
 
@@ -268,17 +252,14 @@ def load_folders(
       image_size: pixels a side.
       domains: names of their folders, in that order; empty for all, by name.
       classes: names of their folders, in the order of the labels; empty for all, by name.
-      groups: a regular expression for what no split separates, see `by_class.groups_of`; samples
+      groups: a regular expression for what no split separates, see `partition.groups_of`; samples
         are then named by their groups. Empty to divide images one by one.
-      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
-
-    Returns:
-      Source "folders", without parts.
+      **options: `cache`, `progress` and `orientation` of `decode`.
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
     named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published("folders", "folders", "", named, where=_WHERE)
+    dataset = Published("folders", domains=named, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
         spellings: dict[str, str] = {}  # one of names that `_plain` makes equal

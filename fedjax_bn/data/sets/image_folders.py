@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import read_list
 from fedjax_bn.data.sets.folders import (
+    Aliases,
     Listing,
     Published,
     domain_folders,
@@ -28,27 +29,12 @@ from fedjax_bn.data.sets.folders import (
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _DOMAINNET = "domainnet"
-_PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-_VLCS_CLASSES = ("bird", "car", "chair", "dog", "person")
-# In the order of their names, capital letters first, as DomainBed numbers them.
-_OFFICE_HOME_CLASSES = """
-    Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair
-    Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops
-    Flowers Folder Fork Glasses Hammer Helmet Kettle Keyboard Knives Lamp_Shade Laptop Marker
-    Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes Printer Push_Pin
-    Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
-    Telephone ToothBrush Toys Trash_Can Webcam
-"""
 _UNSCALED: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # beyond u8/255
-_DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-_DOMAINNET_CLASSES = (
-    *("bird", "feather", "headphones", "ice_cream", "teapot"),
-    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
-)
-_OFFICE_CALTECH10_CLASSES = (  # in the order of FedBN's code
-    *("back_pack", "bike", "calculator", "headphones", "keyboard"),
-    *("laptop_computer", "monitor", "mouse", "mug", "projector"),
-)
+
+
+def _named(names: str) -> Aliases:
+    return dict.fromkeys(names.split(), ())
+
 
 _TABLE = (
     # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
@@ -57,8 +43,8 @@ _TABLE = (
         name="pacs",
         title="PACS",
         about="photographs, art paintings, cartoons and sketches of seven classes",
-        domains=dict.fromkeys(("photo", "art_painting", "cartoon", "sketch"), ()),
-        classes=dict.fromkeys(_PACS_CLASSES, ()),
+        domains=_named("photo art_painting cartoon sketch"),
+        classes=_named("dog elephant giraffe guitar horse house person"),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
         where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
     ),
@@ -68,18 +54,26 @@ _TABLE = (
         name="vlcs",
         title="VLCS",
         about="five classes from four collections of photographs",
-        domains=dict.fromkeys(("Caltech101", "LabelMe", "SUN09", "VOC2007"), ()),
-        classes=dict.fromkeys(_VLCS_CLASSES, ()),
+        domains=_named("Caltech101 LabelMe SUN09 VOC2007"),
+        classes=_named("bird car chair dog person"),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
     # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
+    # Classes in the order of their names, capital letters first, as DomainBed numbers them.
     Published(
         name="officehome",
         title="OfficeHome",
         about="things of office and home, 65 classes, in four styles",
         domains={"Art": (), "Clipart": (), "Product": (), "Real World": ("Real",)},
-        classes=dict.fromkeys(_OFFICE_HOME_CLASSES.split(), ()),
+        classes=_named("""
+            Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair
+            Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet
+            Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle Keyboard Knives Lamp_Shade
+            Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes
+            Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda
+            Speaker Spoon TV Table Telephone ToothBrush Toys Trash_Can Webcam
+        """),
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         where=(
             "DOMAIN/CLASS/*.jpg of 65 classes from Alarm_Clock to Webcam, from "
@@ -88,7 +82,8 @@ _TABLE = (
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
     # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
-    # Perona, 2007) share. Office-31's own form, amazon/images/back_pack/*.jpg, serves too.
+    # Perona, 2007) share, in the order of FedBN's code. Office-31's own form,
+    # amazon/images/back_pack/*.jpg, serves too.
     # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
     # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
     # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
@@ -98,8 +93,11 @@ _TABLE = (
         name="office_caltech10",
         title="Office-Caltech10",
         about="the ten classes that Office-31 and Caltech-256 share, from four cameras",
-        domains=dict.fromkeys(("amazon", "caltech", "dslr", "webcam"), ()),
-        classes=dict.fromkeys(_OFFICE_CALTECH10_CLASSES, ()),
+        domains=_named("amazon caltech dslr webcam"),
+        classes=_named(
+            "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug "
+            "projector"
+        ),
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
         where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
         **_UNSCALED,
@@ -113,9 +111,9 @@ _TABLE = (
         name="digits_dg",
         title="Digits-DG",
         about="handwritten, coloured, photographed and printed digits",
-        domains=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), ()),
-        classes=dict.fromkeys(map(str, range(10)), ()),
-        counts={"mnist": 6000, "mnist_m": 6000, "svhn": 6000, "syn": 6000},
+        domains=_named("mnist mnist_m svhn syn"),
+        classes=_named("0 1 2 3 4 5 6 7 8 9"),
+        counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
         where=(
             "DOMAIN/{train,val}/{0,...,9}/*.jpg, linked from DATASETS.md of "
             "github.com/KaiyangZhou/Dassl.pytorch"
@@ -135,8 +133,10 @@ _TABLE = (
         name=_DOMAINNET,
         title="DomainNet",
         about="drawings, paintings and photographs of up to 345 classes",
-        domains=dict.fromkeys(_DOMAINNET_DOMAINS, ()),
-        classes=dict.fromkeys(_DOMAINNET_CLASSES, ()),
+        domains=_named("clipart infograph painting quickdraw real sketch"),
+        classes=_named(
+            "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
+        ),
         where=(
             "DOMAIN/CLASS/*.jpg, and beside the domains the lists clipart_train.txt, "
             "clipart_test.txt, ..., the cleaned version from ai.bu.edu/M3SDA"
@@ -158,80 +158,51 @@ def load_image_folders(
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
+    Pools have official parts if lists or folders divide the domains.
+
     Args:
       dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
       classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
-      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
-
-    Returns:
-      Source, with official parts if lists or folders divide the domains.
+      **options: `cache`, `progress` and `orientation` of `decode`.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    notes: list[str] = []
     if dataset.name == _DOMAINNET:
-        dataset, rows = _read_lists(dataset, root, classes)
-    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    if dataset.name == _DOMAINNET:
-        listings = [_listed(listing, dataset, rows, notes) for listing in listings]
-    size = image_size or dataset.image_size
-    return folder_source(dataset, root, listings, size, notes=notes, **options)
+        dataset, listings = _read_lists(dataset, root, folders, classes)
+    else:
+        listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    return folder_source(dataset, root, listings, image_size or dataset.image_size, **options)
 
 
 def _read_lists(
-    dataset: Published, root: Path, classes: Sequence[str]
-) -> tuple[Published, dict[str, int]]:
-    """Returns DomainNet with the chosen classes, and DOMAIN/CLASS/NAME -> part, in list order."""
+    dataset: Published, root: Path, folders: Mapping[str, Path], classes: Sequence[str]
+) -> tuple[Published, list[Listing]]:
+    """Returns DomainNet with the chosen classes, and its domains' images as listed."""
     label_of: dict[str, int] = {}
-    rows: dict[str, int] = {}
-    for domain in dataset.domains:
+    parts: dict[str, dict[str, int]] = {domain: {} for domain in folders}  # CLASS/NAME -> part
+    for domain in folders:
         for ending, part in (("train", TRAIN), ("test", TEST)):
             path = root / f"{domain}_{ending}.txt"
             if not path.is_file():
                 raise FileNotFoundError(f"the list {path} is missing: {dataset.where}")
-            names, labels = read_list(path)
-            # Without suffixes, because copies differ in formats. The test list is read last, so
-            # that an image in both lists tests.
-            rows |= {name.rpartition(".")[0]: part for name in names}
-            label_of |= zip(
-                (name.split("/")[-2:][0] for name in names), labels.tolist(), strict=True
-            )
+            for name, label in zip(*read_list(path), strict=True):
+                place = "/".join(name.split("/")[-2:])
+                label_of[place.partition("/")[0]] = int(label)
+                parts[domain][place] = part  # the test list is read last: an image in both tests
     chosen = tuple(classes) or tuple(dataset.classes)
     if chosen == ("all",):
         chosen = tuple(sorted(label_of, key=label_of.get))
-    unknown = [name for name in chosen if name not in label_of]
-    if unknown or len(set(chosen)) < len(chosen):
+    if not set(chosen) <= set(label_of) or len(set(chosen)) < len(chosen):
         raise ValueError(
             f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
             f"the lists of {root}: {first_few(list(label_of))}"
         )
-    return dataset._replace(classes=dict.fromkeys(chosen, ())), rows
-
-
-def _listed(
-    listing: Listing, dataset: Published, rows: Mapping[str, int], notes: list[str]
-) -> Listing:
-    """Returns the images of a domain of DomainNet that are in its lists, with their parts."""
-    classes = tuple(dataset.classes)
-    labels = {
-        f"{listing.name}/{classes[label]}/{file.stem}": (file, label)
-        for file, label in zip(listing.files, listing.labels, strict=True)
-    }
-    places = tuple(f"{listing.name}/{name}/" for name in classes)
-    names = [name for name in rows if name.startswith(places)]
-    if missing := [name for name in names if name not in labels]:
-        raise FileNotFoundError(
-            f"{dataset.name}: {len(missing)} listed images are missing: {first_few(missing)}; "
-            "fetch or unpack them again"
-        )
-    if unlisted := sorted(labels.keys() - set(names)):
-        notes.append(
-            f"{dataset.name}: left out {len(unlisted)} images in no list: {first_few(unlisted)}"
-        )
-    if absent := [name for name in places if not any(row.startswith(name) for row in names)]:
-        raise ValueError(f"{dataset.name}: the lists have no images of {first_few(absent)}")
-    files, numbers = zip(*(labels[name] for name in names), strict=True)
-    parts = np.array([rows[name] for name in names], np.int8)
-    return listing._replace(files=list(files), labels=np.array(numbers, np.int32), parts=parts)
+    listings = []
+    for domain, folder in folders.items():
+        names = [name for name in parts[domain] if name.partition("/")[0] in chosen]
+        labels = np.array([chosen.index(name.partition("/")[0]) for name in names], np.int32)
+        official = np.array([parts[domain][name] for name in names], np.int8)
+        listings.append(Listing(domain, [folder / name for name in names], labels, official))
+    return dataset._replace(classes=dict.fromkeys(chosen, ())), listings

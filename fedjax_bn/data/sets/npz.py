@@ -41,21 +41,17 @@ def load_npz(
 ) -> Source:
     """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool per domain, in memory.
 
+    Samples are named DOMAIN/NUMBER or DOMAIN/PART/NUMBER.
+
     Args:
       path: the file.
       domains: names, in that order; empty for all, in the file's order.
       classes: names in the order of the labels; the archive need not have all. Empty for the
         archive's own.
-
-    Returns:
-      Source "npz", with official parts if a domain is divided. Samples are named DOMAIN/NUMBER or
-      DOMAIN/PART/NUMBER.
     """
     parts, archive_classes = read_archive(path, domains)
-    class_names = _class_names(parts, archive_classes, classes, Path(path))
-    numbers = None
-    if classes:
-        numbers = np.array([list(classes).index(name) for name in class_names], np.int32)
+    class_names = _class_names(parts, archive_classes, classes, path)
+    numbers = [list(classes or class_names).index(name) for name in class_names]
     pools, content = [], []
     for name, domain_parts in parts.items():
         sizes = {part: len(samples.images) for part, samples in domain_parts.items()}
@@ -63,7 +59,7 @@ def load_npz(
         images = images[0] if len(images) == 1 else np.concatenate(images)
         labels = join([samples.labels for samples in domain_parts.values()])
         content += [images, labels[MASK] if has_masks(labels) else labels]
-        labels = labels if numbers is None else _renumbered(labels, numbers)
+        labels = _renumbered(labels, np.array(numbers, np.int32))
         official = None if "" in domain_parts else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), official))
     class_names, key = tuple(classes) or class_names, hash_of(*content)
@@ -121,12 +117,6 @@ def read_archive(
     return samples, tuple(classes.tolist())
 
 
-def _present(labels: PyTree) -> np.ndarray:
-    """Returns the classes that labels have, rising."""
-    present = np.unique(labels[MASK] if has_masks(labels) else labels)
-    return present[present != UNLABELLED] if has_masks(labels) else present
-
-
 def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
     """Returns labels with numbers i32[C] instead of the classes 0 to C - 1."""
     if not has_masks(labels):
@@ -137,23 +127,26 @@ def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
 
 
 def _class_names(
-    parts: _Parts, archive_classes: Sequence[str], classes: Sequence[str], path: Path
+    parts: _Parts, archive_classes: Sequence[str], classes: Sequence[str], path: str | Path
 ) -> tuple[str, ...]:
     """Returns the names of an archive's labels 0, 1, ...; their numbers if it has no names."""
     trees = [samples.labels for domain_parts in parts.values() for samples in domain_parts.values()]
-    present = np.unique(np.concatenate([_present(tree) for tree in trees]))
+    are_masks = has_masks(trees[0])
+    present = np.unique(np.concatenate([np.unique(t[MASK] if has_masks(t) else t) for t in trees]))
+    present = present[present != UNLABELLED] if are_masks else present
     largest = int(present.max(initial=0))
-    names = tuple(archive_classes or classes[: largest + 1])
-    if not names and (largest >= len(present) or (has_masks(trees[0]) and not largest)):
+    names = tuple(archive_classes or classes[: largest + 1] or map(str, range(largest + 1)))
+    # Without names, a label that is missing may be a mistake, such as labels that begin at 1.
+    has_gaps = largest >= len(present) or (are_masks and not largest)
+    if not archive_classes and not classes and has_gaps:
         raise ValueError(
             f"{path} has the labels {first_few(list(map(str, present)))}; they must count from 0 "
             f"without gaps, and regions of masks from 1, for {UNLABELLED} is a pixel without a "
             "label: renumber them, or name all classes in an array `classes`, str [C]"
         )
-    names = names or tuple(map(str, range(largest + 1)))
-    if largest >= len(names) or (classes and not set(names) <= set(classes)):
+    if largest >= len(names) or not set(names) <= set(classes or names):
         raise ValueError(
-            f"{path} has label {largest} and the classes {first_few(names)}"
-            + (f"; they must be of {first_few(classes)}" if classes else ": name all of them")
+            f"{path} has label {largest} and the classes {first_few(names)}; name all of them"
+            + f", of {first_few(classes)}" * bool(classes)
         )
     return names

@@ -22,14 +22,12 @@ import numpy as np
 import scipy  # loads ndimage at its first use
 from PIL import Image
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.seeds import generator
 
-_Colour = tuple[int, int, int]
-
 _SIZE, _WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
-_TURN, _MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may be askew
+_TURN, _MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may at most be askew
 _TRAIN, _VALIDATION = 180, 30
 
 
@@ -37,8 +35,8 @@ class _Scanner(NamedTuple):
     """How one scanner shows ink on paper."""
 
     name: str
-    paper: _Colour  # RGB in 0..255
-    ink: _Colour  # lighter than the paper is inverted polarity
+    paper: tuple[int, int, int]  # RGB in 0..255
+    ink: tuple[int, int, int]  # lighter than the paper is inverted polarity
     resolution: int  # pixels a side that the sensor resolves; the image is enlarged from it to 28
     stroke: int  # pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion)
     blur: float  # standard deviation of the lens in pixels of 28
@@ -60,8 +58,8 @@ def load_scanners(seed: int = 0) -> Dataset:
     """Returns "scanners": six domains of u8[N, 28, 28, 3] in ten classes.
 
     A scanner has its own 299 or 300 scans, of which 180 train, 30 validate and the others test,
-    each stratified by class. The last one, "fax", is meant as unseen; any other may take its place.
-    The seed draws who owns which scan, crops and noise; the same seed gives the same bytes.
+    each stratified by class. "fax" is meant as unseen; any other may take its place. The seed draws
+    who owns which scan, crops and noise; the same seed gives the same bytes.
     """
     photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
     sizes, domains = [300] * 3 + [299] * 3, []
@@ -75,13 +73,8 @@ def load_scanners(seed: int = 0) -> Dataset:
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
     """Returns ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
-    if path := _packaged("data/digits.csv.gz"):
-        table = np.loadtxt(path, delimiter=",")
-        return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return digits.images / 16.0, digits.target.astype(np.int32)
+    table = np.loadtxt(_packaged("data/digits.csv.gz"), delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
 
 
 def share_out_scans(
@@ -95,24 +88,17 @@ def share_out_scans(
 
 def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
     """Returns scikit-learn's photograph "china" (a temple) or "flower", shrunk by block means."""
-    if path := _packaged(f"images/{name}.jpg"):
-        with Image.open(path) as photograph:
-            image = np.asarray(photograph, dtype)
-    else:
-        from sklearn.datasets import load_sample_image
-
-        image = load_sample_image(f"{name}.jpg").astype(dtype)
+    with Image.open(_packaged(f"images/{name}.jpg")) as photograph:
+        image = np.asarray(photograph, dtype)
     height, width = (side // factor for side in image.shape[:2])
     image = image[: height * factor, : width * factor]
     return image.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
 
-def _packaged(name: str) -> Path | None:
-    """Returns a file of `sklearn.datasets`, whose import would take a second; None if missing."""
+def _packaged(name: str) -> Path:
+    """Returns a file of `sklearn.datasets`, whose import would take a second."""
     package = PathFinder.find_spec("sklearn")
-    folders = (package and package.submodule_search_locations) or ()
-    paths = (Path(folder) / "datasets" / name for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
+    return Path(package.origin).parent / "datasets" / name
 
 
 def _scan(
@@ -130,10 +116,7 @@ def _scan(
 
 
 def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns handwriting f64[N, h, h] laid on the glass slightly askew: f64[N, 28, 28].
-
-    24 of the 28 pixels show the writing, turned by up to 15 degrees and moved by up to 1.5 pixels.
-    """
+    """Returns handwriting f64[N, h, h] laid on the glass slightly askew: f64[N, 28, 28]."""
     angles = np.deg2rad(rng.uniform(-_TURN, _TURN, len(ink)))
     moves = rng.uniform(-_MOVE, _MOVE, (len(ink), 2))
     side, placed = ink.shape[1], np.empty((len(ink), _SIZE, _SIZE))

@@ -22,8 +22,9 @@ import colorsys
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads ndimage at its first use
 
-from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.sets.scanners import share_out_scans, shrunk_photograph
@@ -131,8 +132,6 @@ def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
 
 def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: np.ndarray) -> None:
     """Puts a plate of `side` pixels on the image, at its left upper corner (x, y)."""
-    from scipy.ndimage import zoom
-
     radius = side / 2
     across = np.arange(side) + 0.5 - radius
     distance = np.hypot(across, across[:, None])
@@ -142,7 +141,7 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
     digit = np.zeros((side, side, 1))
     width = round(side * _WRITING)
     start = (side - width) // 2
-    written = zoom(ink, width / len(ink), order=1, grid_mode=True, mode="nearest")
+    written = scipy.ndimage.zoom(ink, width / len(ink), order=1, grid_mode=True, mode="nearest")
     digit[start : start + width, start : start + width, 0] = written[:width, :width]
     plate = inner * np.array(_WHITE) + (1 - inner) * rim
     plate = digit * inner * np.array(_INK) + (1 - digit * inner) * plate

@@ -13,19 +13,11 @@ from fedjax_bn.data.source import TEST, TRAIN, Pool, Source
 def load_synthetic(
     *, seed: int = 0, samples: int = 1000, dimension: int = 10, correlation: float = -0.5
 ) -> Source:
-    """Returns two clients, each with two Gaussian classes of one covariance around -1 and 1.
+    """Returns "synthetic", f32[2 * samples, dimension]: two clients with two Gaussian classes each.
 
-    The clients differ only in the covariance: "identity" has the identity matrix, "correlated" the
-    matrix correlation^|i - j|, with the same variances but not diagonal.
-
-    Args:
-      seed: at least 0; draws the samples.
-      samples: each client's number to train, and to test; half of each class.
-      dimension: features of a sample, at least 2.
-      correlation: of neighbouring features, in (-1, 1), not 0.
-
-    Returns:
-      Source "synthetic": f32[2 * samples, dimension] per client; label 0 is the class around -1.
+    The classes lie around -1 (label 0) and 1 and have one covariance: "identity" has the identity
+    matrix, "correlated" the matrix correlation^|i - j|, with the same variances but not diagonal.
+    Each client has `samples` to train and as many to test, half of each class.
 
     Differs from the paper: it leaves the off-diagonal entries and the number of samples open. With
     a negative correlation, both clients' classes can be separated, as the paper's accuracies

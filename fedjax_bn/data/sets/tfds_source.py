@@ -10,22 +10,18 @@ splits train, validation and test are a domain's official parts.
 import json
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.messages import in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import UPRIGHT, decode_image, orientation_notes
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import class_labels
-
-_BLOCK = 256  # images read and decoded at a time
 
 
 def load_tfds(
@@ -40,15 +36,14 @@ def load_tfds(
 ) -> Source:
     """Returns prepared datasets as u8[N, image_size, image_size, 3], one pool each.
 
+    They are normalized by (0.5, 0.5), and samples are named DOMAIN/SPLIT/NUMBER.
+
     Args:
       path: the `data_dir`; None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets.
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
       domains: NAME or NAME/CONFIG of each; a domain is called CONFIG, or NAME without one.
       classes: names, in the order of the labels; empty for all of the first domain.
       cache, progress, orientation: as in `pixels.decode.decode`.
-
-    Returns:
-      Source "tfds", normalized by (0.5, 0.5). Samples are named DOMAIN/SPLIT/NUMBER.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
@@ -131,41 +126,32 @@ def _read_pool(
     # Configs of CIFAR-10-C show the same photographs in one order, so a photograph has one name in
     # all of them, and no split separates its copies.
     origin = "test" if dataset == "cifar10_corrupted" else domain
-    sources, rows, labels, names = {}, {}, [], []
+    records, counts, labels, names = [], {}, [], []
     for split in official or builder.info.splits:
-        skip = {"image": tfds.decode.SkipDecoding()}
-        sources[split] = builder.as_data_source(split, decoders=skip)
+        source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
         # Labels are stored only beside the images.
-        stored = np.array([record["label"] for record in sources[split]])
+        stored = np.array([record["label"] for record in source])
         of_split = position[class_labels(stored, f"{builder.data_dir}, {split},", len(class_names))]
-        rows[split] = np.flatnonzero(of_split >= 0)
-        labels.append(of_split[rows[split]])
-        names.append(numbered_names(origin, {split: len(of_split)})[rows[split]])
+        rows = np.flatnonzero(of_split >= 0)
+        records += [(source, row) for row in rows.tolist()]
+        counts[split] = len(rows)
+        labels.append(of_split[rows])
+        names.append(numbered_names(origin, {split: len(of_split)})[rows])
     labels = np.concatenate(labels)
-    shape = (len(labels), size, size, 3)
-    decoded = partial(decode_image, size=size, orientation=orientation)
 
     def make(write: Write) -> tuple[str, ...]:
-        all_tags: list[int] = []
-        # Threads, because Pillow releases Python's lock.
-        with (
-            progress_bar(shape[0], f"reading {name}", progress) as bar,
-            ThreadPoolExecutor() as threads,
-        ):
-            for split, index in rows.items():
-                for start in range(0, len(index), _BLOCK):
-                    records = sources[split].__getitems__(index[start : start + _BLOCK].tolist())
-                    files = [record["image"] for record in records]
-                    images, tags = zip(*threads.map(decoded, files), strict=True)
-                    write(np.stack(images))
-                    all_tags += tags
-                    bar.update(len(images))
-        return orientation_notes(all_tags, orientation)
+        def convert(k: int) -> int:
+            source, row = records[k]
+            image, tag = decode_image(source[row]["image"], size, orientation=orientation)
+            write(image[None], k)  # threads finish in any order, so each gives its place
+            return tag
 
-    sizes = [builder.info.splits[split].num_bytes for split in rows]
+        tags = list(in_threads(convert, range(len(records)), f"reading {name}", progress))
+        return orientation_notes(tags, orientation)
+
+    sizes = [builder.info.splits[split].num_bytes for split in counts]
     state = hash_of(str(builder.info.version), labels, sizes, classes)
     file = f"tfds-{name.replace('/', '-')}-{size}-{orientation}-{state}"
-    images, notes = cached_array(cache, file, shape, make)
-    counts = {split: len(index) for split, index in rows.items()}
+    images, notes = cached_array(cache, file, (len(labels), size, size, 3), make)
     parts = parts_of(counts) if len(official) > 1 else None
     return Pool(domain, images, labels, np.concatenate(names), parts), notes

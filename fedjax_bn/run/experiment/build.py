@@ -21,7 +21,7 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.errors import ConfigError, UserError, as_config_errors
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.division.duplicates import duplicate_notes
+from fedjax_bn.data.division.clients import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.ranges import Range, Steps
-from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
@@ -19,6 +18,7 @@ from fedjax_bn.data.masks import mask_folders, prostate
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
+    box_folders,
     camelyon17,
     cifar10_c,
     cow_on_beach,
