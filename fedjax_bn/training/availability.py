@@ -8,7 +8,6 @@ line with nothing else is skipped.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -81,26 +80,24 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     """
     if not file:
         return None
-    path = Path(file).expanduser()
     try:
-        rows = _rows_of(path.read_text("utf-8-sig").splitlines(), num_clients)
+        rows = _rows_of(Path(file).expanduser().read_text("utf-8-sig"), num_clients)
     except (OSError, ValueError) as error:
         raise ConfigError(f"config.participation.trace={brief(file)}: {error}") from error
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 
-def _rows_of(lines: Sequence[str], num_clients: int) -> np.ndarray:
+def _rows_of(text: str, num_clients: int) -> np.ndarray:
     """Returns bool[rounds, K] of the lines of a text."""
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         row = np.zeros(num_clients, bool)
         entries = re.findall(r"[^,\s]+", line.partition("#")[0])
         for entry in entries:
-            match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", entry, re.ASCII)
+            span = f"0-{num_clients - 1}" if entry == "all" else entry
+            match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", span, re.ASCII)
             lowest, highest = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if entry == "all":
-                lowest, highest = 0, num_clients - 1
             if not lowest <= highest < num_clients:
                 raise ValueError(
                     f"line {number} has {brief(entry)}; write numbers of clients from 0 to "

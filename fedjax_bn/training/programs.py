@@ -21,7 +21,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 PyTree = Any
 _Made = TypeVar("_Made")
-_MOST = 64  # programs; the least recently used one is dropped
+_MOST_PROGRAMS = 64  # the least recently used one is dropped
 _BY_VALUE = (str, bytes, int, float, type(None), np.dtype, jax.sharding.Sharding)
 _made: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
 _SETTINGS = {
@@ -31,17 +31,15 @@ _SETTINGS = {
 
 
 def made_once(key: tuple[Any, ...], make: Callable[[], _Made]) -> _Made:
-    """Returns `make()`, or what it returned when it was called for an equal key.
+    """Returns `make()`, or what it returned for an equal key: all on which the result depends.
 
-    The key is all on which the result depends. Numbers, texts and tuples of them are compared by
-    value, functions, models and other objects by identity: methods are the same only if they are
-    one object.
+    Numbers, texts and tuples of them are compared by value, methods and all else by identity.
     """
     place = _comparable(key)
     if place not in _made:
         # The key is kept, so that no other object gets the identity of a part of it.
         _made[place] = (key, make())
-        if len(_made) > _MOST:
+        if len(_made) > _MOST_PROGRAMS:
             _made.popitem(last=False)
     _made.move_to_end(place)
     return _made[place][1]
@@ -82,11 +80,8 @@ def keep_compiled(folder: str) -> None:
                 place = str(Path(place).expanduser())
                 _drop_torn(Path(place))
         except (OSError, NotImplementedError) as error:  # not writable, or without locks
-            warnings.warn(
-                f"compiled programs are not kept in {place} ({error}): give another folder as "
-                "config.compilation_cache, or leave it empty",
-                stacklevel=2,
-            )
+            message = f"config.compilation_cache={folder} keeps no programs ({error})"
+            warnings.warn(message, stacklevel=2)
             place = None
     if jax.config.jax_compilation_cache_dir != place:
         jax.config.update(name, place)

@@ -61,13 +61,9 @@ def test_rounds_of_rows_on_the_host_are_those_of_rows_on_the_device(x64, name):
     assert_close(global_variables(stored), global_variables(state), rtol=1e-12, atol=1e-12)
 
 
-KEYS = {"target": "", "clients_per_round": 2}
-
-
-def assert_same_numbers(told: list[list[dict]]) -> None:
-    for one, other in zip(*told, strict=True):
-        assert sorted(one) == sorted(other)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
+def assert_same_numbers(*folders) -> None:
+    records = [[runs.without_times(line) for line in runs.lines(folder)] for folder in folders]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *records)
 
 
 @pytest.fixture
@@ -75,53 +71,29 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-THREE = {"personalize_samples": 3}
-ODD = {"target": "", "clients_per_round": 3, "population": "host"}
+ODD = {"target": "", "clients_per_round": 3, "population": "host", "rounds": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "changes"),
+    "changes",
     [
-        pytest.param(
-            (2, 0),
-            {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
-            marks=pytest.mark.slow,  # the next test has a fast one
-        ),
-        pytest.param((2, 0), {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
-        pytest.param((2, 0), {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
+        {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
+        {"method": "perfedavg", "personalize_samples": 3},
+        {"local_selection": 2, "weigh": "uniform"},
     ],
 )
-def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices, changes):
+def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, changes):
     """Three of four clients, so that a row is padding."""
-    told = []
-    for clients, batch in ((1, 0), devices):
-        folder, where = tmp_path / f"{clients}", {"mesh__clients": clients, "mesh__batch": batch}
-        runs.run(folder / f"{batch}", rounds=3, **ODD, **where, **changes)
-        told.append([runs.without_times(x) for x in runs.lines(folder / f"{batch}")])
-    assert_same_numbers(told)
+    folders = [tmp_path / str(clients) for clients in (1, 2)]
+    for folder in folders:
+        runs.run(folder, mesh__clients=int(folder.name), **ODD, **changes)
+    assert_same_numbers(*folders)
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, what a disk may hold at any moment, and all rows at its checkpoints."""
-    folder, known = tmp_path_factory.mktemp("population") / "run", {}
-    real, disk = checkpoint.save, cut.Disk(folder)
-
-    def save(manager, number, stored):
-        known[number] = everything_of(stored)
-        real(manager, number, stored)
-        manager.wait()
-
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        patch.setattr(checkpoint, "save", save)
-        cut.watch(patch, disk)
-        runs.run(folder, **KILLED)
-        disk.record()
-    return folder, list(disk.images.values()), known
-
-
-KILLED = KEYS | {
+KILLED = {
+    "target": "",
+    "clients_per_round": 2,
     "population": "host",
     "rounds": 4,
     "method": "scaffold",
@@ -136,18 +108,17 @@ def everything_of(stored):
     return jax.tree.map(np.array, (stored.state, stored.rows, stored.trained))
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A straight run, what a disk may hold at any moment, and all rows at its checkpoints."""
+    return cut.record(tmp_path_factory.mktemp("population") / "run", everything_of, **KILLED)
+
+
 @pytest.mark.slow
 def test_a_run_from_the_host_tells_the_numbers_of_one_on_the_device(tiny, recorded, tmp_path):
     runs.run(tmp_path, **KILLED | {"population": "device"})
-    told = [[runs.without_times(x) for x in runs.lines(f)] for f in (tmp_path, recorded[0])]
-    assert_same_numbers(told)
-    assert "train_loss" in told[0][-1]
-
-
-def first_stored():
-    """What a run of `KILLED` begins with."""
-    experiment, _, begin = train.prepare(runs.config(**KILLED))
-    return population.start_population(experiment, begin)
+    assert_same_numbers(tmp_path, recorded[0])
+    assert "train_loss" in runs.lines(tmp_path)[-1]
 
 
 def last_of_each_checkpoint(images):
@@ -165,10 +136,11 @@ def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
 ):
     _, images, known = recorded
     assert len(images) > 20
-    reached = set()
+    experiment, _, begin = train.prepare(runs.config(**KILLED))
+    start, reached = population.start_population(experiment, begin), set()
     for number, image in enumerate(images if every else last_of_each_checkpoint(images)):
         folder = cut.lay(image, tmp_path / str(number))
-        stored, records = train.resume(folder, first_stored())
+        stored, records = train.resume(folder, start)
         done = int(stored.round)
         assert len(records) == done
         if done:

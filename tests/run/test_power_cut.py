@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -75,15 +76,12 @@ class Disk:
 
     def known(self, path: Path) -> bool:
         """Whether the name of a file and of all folders above it were waited for."""
-        for place in (path, *path.parents):
-            if place == self.folder:
-                return True
-            if (
-                self.names.get(place.parent.stat().st_ino, {}).get(place.name)
-                != place.stat().st_ino
-            ):
+        places = [path, *path.parents]
+        for place in places[: places.index(self.folder)]:
+            names = self.names.get(place.parent.stat().st_ino, {})
+            if names.get(place.name) != place.stat().st_ino:
                 return False
-        return False
+        return True
 
 
 def watch(monkeypatch, disk: Disk) -> None:
@@ -107,14 +105,12 @@ def watch(monkeypatch, disk: Disk) -> None:
     monkeypatch.setattr(TensorBoard, "on_round_end", before(TensorBoard.on_round_end))
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, all images, and the state after each of its rounds."""
-    folder, states = tmp_path_factory.mktemp("cut") / "run", {}
-    real, disk = checkpoint.save, Disk(folder)
+def record(folder: Path, arrays: Callable, **changes) -> tuple[Path, list[Image], dict[int, Any]]:
+    """Makes a run: its folder, all images, and `arrays(state)` of its checkpoints."""
+    real, disk, states = checkpoint.save, Disk(folder), {}
 
     def save(manager, number, state):
-        states[number] = jax.tree.map(np.array, state)
+        states[number] = arrays(state)
         real(manager, number, state)
         manager.wait()  # a thread of its own would change names meanwhile
 
@@ -122,11 +118,18 @@ def recorded(tmp_path_factory):
         runs.install(patch)
         patch.setattr(checkpoint, "save", save)
         watch(patch, disk)
-        runs.run(folder, rounds=ROUNDS)
+        runs.run(folder, **changes)
         disk.record()
     for number in disk.kept:
         os.close(number)
     return folder, list(disk.images.values()), states
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A straight run, all images, and the state of its checkpoints."""
+    folder = tmp_path_factory.mktemp("cut") / "run"
+    return record(folder, lambda state: jax.tree.map(np.array, state), rounds=ROUNDS)
 
 
 def lay(image: Image, folder: Path) -> Path:
@@ -138,19 +141,14 @@ def lay(image: Image, folder: Path) -> Path:
 
 
 def selected_in(folder: Path) -> set[int]:
-    """The rounds of which there is a whole checkpoint of the selected round."""
-    places = [p for p in (folder / "checkpoints" / "selected").iterdir() if p.name.isdecimal()]
-    return {int(place.name) for place in places if is_whole(place)}
-
-
-def is_whole(place: Path) -> bool:
-    """Whether a checkpoint has its checksums, as `sha256sum --check` reads them."""
-    sums = place / checkpoint.CHECKSUMS
-    if not sums.exists():
-        return False
-    pairs = [line.split("  ", 1) for line in sums.read_text().splitlines()]
-    paths = [(digest, place / name) for digest, name in pairs]
-    return all(p.exists() and sha256(p.read_bytes()).hexdigest() == d for d, p in paths)
+    """The rounds of which there is a checkpoint of the selected round, as `sha256sum` finds it."""
+    rounds = set()
+    for sums in (folder / "checkpoints" / "selected").glob(f"*/{checkpoint.CHECKSUMS}"):
+        pairs = [line.split("  ", 1) for line in sums.read_text().splitlines()]
+        paths = [(digest, sums.parent / name) for digest, name in pairs]
+        if all(p.exists() and sha256(p.read_bytes()).hexdigest() == d for d, p in paths):
+            rounds.add(int(sums.parent.name))
+    return rounds
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
@@ -186,13 +184,15 @@ def test_a_run_that_goes_on_from_one_of_them_ends_with_the_same_bits(recorded, t
 
 
 def test_a_run_goes_back_to_the_checkpoint_that_its_records_suffice_for(recorded, tmp_path):
-    states = recorded[2]
-    folder = runs.unfinished(tmp_path / "short", runs.config(rounds=ROUNDS))
-    lines = runs.lines_written(folder)
-    (folder / "metrics.jsonl").write_bytes(b"\n".join([*lines[:4], lines[4][:30]]))
-    runs.run(folder, rounds=ROUNDS)
-    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, states[5]), states[5])
-    assert len(runs.lines(folder)) == ROUNDS
+    _, images, states = recorded
+    both = {f"checkpoints/latest/{number}/{checkpoint.CHECKSUMS}" for number in (4, 5)}
+    image = dict([image for image in images if both <= image.keys()][-1])
+    lines = image["metrics.jsonl"].splitlines()
+    image["metrics.jsonl"] = b"\n".join([*lines[:4], lines[4][:30]])
+    start = train.prepare(runs.config(rounds=ROUNDS))[2]
+    state, records = train.resume(lay(image, tmp_path), start)
+    jax.tree.map(np.testing.assert_array_equal, state, states[4])
+    assert len(records) == 4
 
 
 def test_what_a_power_cut_empties_in_a_checkpoint_is_not_needed_but_its_form_is_checked(tmp_path):

@@ -1,6 +1,5 @@
 """A run that is killed, stopped or damaged, and the same command given again."""
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -29,20 +28,10 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A tiny run that was not stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "straight"
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        runs.run(folder)
-    return folder
-
-
 @pytest.fixture
-def straight(finished, tmp_path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(finished, tmp_path / "straight"))
+def straight(tmp_path) -> Path:
+    """A tiny run that was not stopped."""
+    return runs.finished(tmp_path / "straight")
 
 
 def assert_same_end(folder: Path, straight: Path, config) -> None:
@@ -66,11 +55,10 @@ def moments(folder: Path) -> list[tuple]:
     def rounds() -> int:
         return len(runs.lines_written(folder))
 
-    latest = folder / "checkpoints" / "latest"
     return [
         (signal.SIGKILL, (folder / "config.json").exists),  # before compilation
         (signal.SIGINT, lambda: rounds() >= 1),
-        (signal.SIGKILL, lambda: any(latest.glob("*tmp*"))),
+        (signal.SIGKILL, lambda: any(folder.glob("checkpoints/latest/*tmp*"))),
         (signal.SIGTERM, lambda: rounds() >= 10),
         (signal.SIGKILL, lambda: rounds() == 12),  # after the last round
     ]
@@ -141,25 +129,25 @@ def test_a_finished_run_says_so_and_touches_nothing(straight):
     assert summary == workdir.read_json(straight / "summary.json")
 
 
-def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer.learning_rate": 0.02}, r"optimizer\.learning_rate \(0.01 there, 0.02 now\)"),
+        ({"rounds": 5}, "has made 6 rounds already"),
+        ({"rounds": 7, "optimizer.schedule": "cosine"}, r"optimizer\.schedule"),
+    ],
+)
+def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight, changes, message):
     before = runs.files(straight)
-    with pytest.raises(WorkdirError) as error:
-        runs.run(straight, seed=1, optimizer__learning_rate=0.02)
-    assert "optimizer.learning_rate (0.01 there, 0.02 now)" in str(error.value)
-    assert "seed (2 there, 1 now)" in str(error.value)
-    assert "rounds" not in str(error.value)
+    with pytest.raises(WorkdirError, match=message):
+        runs.run(straight, **changes)
     assert runs.files(straight) == before
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("default_prng_impl", "rbg"), ("threefry_partitionable", False)]
-)
-def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
-    straight, option, value
-):
+def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(straight):
     about = workdir.read_json(straight / "config.json")
-    about["machine"]["options"][option] = value
-    with pytest.raises(WorkdirError, match=f"JAX_{option.upper()} "):
+    about["machine"]["options"]["threefry_partitionable"] = False
+    with pytest.raises(WorkdirError, match="JAX_THREEFRY_PARTITIONABLE "):
         check_claim(straight, dict(flatten(runs.config(rounds=99))), about)
 
 
@@ -175,33 +163,21 @@ def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
         runs.run(straight)
 
 
-PERSONAL = [{"method": name} for name in ("ditto", "apfl", "fedala", "fedrep", "gperxan")]
-PERSONAL += [
+OTHERS = [{"method": name} for name in ("ditto", "apfl", "fedala", "fedrep", "gperxan")]
+OTHERS += [
     {"method": "fedavg", "model": "MLP:norm=group", "share": rule}
     for rule in ("all_but_norms", "all_but_head", "only_head")
 ]
+OTHERS += [{"frozen": "dense1,norm1"}]
 
 
-@pytest.mark.parametrize("changes", [{}, *(pytest.param(c, marks=SLOW) for c in PERSONAL)])
+@pytest.mark.parametrize("changes", [{}, *(pytest.param(c, marks=SLOW) for c in OTHERS)])
 def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(tmp_path, changes):
-    summary = runs.run(tmp_path / "straight", rounds=4, **changes)
-    assert "dog" in str(summary)
+    runs.run(tmp_path / "straight", rounds=4, **changes)
     for rounds in (2, 4):
         runs.run(tmp_path / "further", rounds=rounds, **changes)
     config = runs.config(rounds=4, **changes)
     assert_same_end(tmp_path / "further", tmp_path / "straight", config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rounds": 5}, "has made 6 rounds already"),
-        ({"rounds": 7, "optimizer.schedule": "cosine"}, "another configuration"),
-    ],
-)
-def test_a_number_of_rounds_that_a_run_cannot_have_is_refused(straight, changes, message):
-    with pytest.raises(WorkdirError, match=message):
-        runs.run(straight, **changes)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_clients_predictions_give_its_accuracy(result):
     [
         ({"clients": {}}, "no domains"),
         ({"clients": {"a": {"training": (1, 2)}}}, "part 'training'; parts are train, validation"),
-        ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
+        ({"unseen": arrays(("ant",))}, "domains or clients are called 'ant'"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
         (

@@ -1,5 +1,7 @@
 """What test_processes.py starts several times: one process of several that train the tiny data."""
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from fedjax_bn.arguments import errors
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.training import data_plots
-from fedjax_bn.training.together import join
+from fedjax_bn.training.together import any_asked, by_first, join, require_same
 
 TRAINED = {
     "rounds": 2,
@@ -35,16 +37,41 @@ WAYS = {
 }
 
 
+def talk() -> list:
+    """What a process learns of the other one; `test_processes.SAID` is right."""
+    number = os.environ["JAX_PROCESS_ID"]
+
+    def refuse() -> None:
+        raise errors.WorkdirError("é" * 300)
+
+    def refusal(act, *arguments) -> str:
+        try:
+            return act(*arguments)
+        except errors.UserError as error:
+            return f"{type(error).__name__}: {error}"
+
+    return [
+        by_first(lambda: {"a": [number, "ü" * 999]}),
+        refusal(by_first, refuse),
+        [any_asked(asked) for asked in (False, number == "1")],
+        require_same("the data", {"b": 1}),
+        refusal(require_same, "the data", number),
+    ]
+
+
 def run() -> None:
     """Trains as the last arguments say: a folder, the number of rounds, and one of `WAYS`."""
-    folder, rounds, way = sys.argv[-3:]
+    folder, rounds, way = Path(sys.argv[-3]), *sys.argv[-2:]
     logging.set_verbosity(logging.FATAL)  # as `main.main` does
     join("--distributed" in sys.argv, timeout=100)
+    if way == "all":
+        said = json.dumps(talk())
+        folder.with_name("said" + os.environ["JAX_PROCESS_ID"]).write_text(said)
     DATASETS["tiny"] = lambda config: runs.DATA
-    data_plots.samples = lambda domains, **how: b""
+    data_plots.samples = lambda domains, **options: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
-        train.run(config, Path(folder))
+        train.run(config, folder)
     except errors.UserError as error:
         main.fail(str(error))
 
