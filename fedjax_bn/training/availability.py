@@ -34,13 +34,8 @@ def draw_cohort(
     """Returns the clients of a round, and which of them take part; traceable.
 
     Unavailable clients are drawn only if too few are available. By size, a client's probability to
-    be drawn next is its share of the samples of all clients not yet drawn.
-
-    Args:
-      participation: who takes part.
-      sizes: i[K], training samples of the clients.
-      key: the run's, for participation.
-      round: i32[], rounds finished.
+    be drawn next is its share of the samples of all clients not yet drawn. `sizes` i[K] are their
+    training samples, `round` i32[] the rounds finished.
 
     Returns:
       i32[C], their numbers in order, None for all K; and bool[C] or bool[K], None if all take part.
@@ -73,10 +68,9 @@ def draw_cohort(
 
 
 def read_trace(file: str, num_clients: int) -> np.ndarray | None:
-    """Returns the trace in a file, in the form above, as bits u8[rounds, ceil(K / 8)]; None for "".
+    """Returns the trace in a file as bits u8[rounds, ceil(K / 8)]; None for "".
 
-    Raises:
-      ConfigError: the file cannot be read, has no round, or names a client that does not exist.
+    ConfigError: the file cannot be read, has no round, or names a client that does not exist.
     """
     if not file:
         return None

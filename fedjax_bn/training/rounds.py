@@ -139,15 +139,8 @@ def _draw(
 ) -> tuple[jax.Array | None, jax.Array, Draw, dict[str, jax.Array]]:
     """Draws the clients and the samples of a round, a pure function of its number from 0.
 
-    Args:
-      participation: without the trace.
-      work: how much a client trains.
-      smallest: training samples of the client with the fewest.
-      longest: of the client with the most.
-      mesh: of the run.
-      facts: i32[K] training samples of the clients, and the trace or None.
-      keys: of the run.
-      number: rounds done.
+    `facts` are i32[K] training samples of the clients, from `smallest` to `longest`, and the trace
+    (or None), which `participation` lacks.
 
     Returns:
       i32[C], numbers of the clients in order, None for all K; i32[P], the client number of each row

@@ -6,9 +6,11 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run.experiment.build import build, choose_participation
+from fedjax_bn.run.experiment.build import build, choose_participation, prepare
 from fedjax_bn.training.availability import draw_cohort, read_trace
+from fedjax_bn.training.loop import train
 from fedjax_bn.training.records import samples_a_round
+from fedjax_bn.training.rounds import open_rounds, recorded
 
 KEY = jax.random.key(4)
 SIZES = np.array([10, 20, 30, 40, 1, 60])
@@ -76,8 +78,10 @@ def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     (tmp_path / "trace").write_text("0,2\n1\n")
     trace = {"participation__trace": str(tmp_path / "trace")}
-    runs.run(tmp_path / "run", target="", rounds=2, **trace)
-    records = runs.lines(tmp_path / "run")
+    experiment, keys, start = prepare(runs.config(target="", rounds=2, **trace), traced=False)
+    state, records = start(), []
+    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
+    train(round, state, rounds=2, records=records)
     trained = [[name for name, loss in r["loss"].items() if loss is not None] for r in records]
     assert trained == [["ant", "cow"], ["bee"]]
     assert records[1]["weights"] == {"ant": 0.0, "bee": 1.0, "cow": 0.0, "dog": 0.0}

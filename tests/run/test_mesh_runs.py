@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 import runs
 from federations import assert_close, assert_equal
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run import train
 from fedjax_bn.run.experiment import build as module
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training import checkpoint, mesh, rounds
 from fedjax_bn.training.evaluation.evaluate import evaluator
 
@@ -26,7 +26,7 @@ def tiny(monkeypatch):
 
 def prepared(**changes):
     """The experiment, its keys, and what makes its first state."""
-    return train.prepare(runs.config(rounds=2, **changes))
+    return prepare(runs.config(rounds=2, **changes), traced=False)
 
 
 def after_two_rounds(**changes):

@@ -36,17 +36,17 @@ def straight(tmp_path) -> Path:
 
 def assert_same_end(folder: Path, straight: Path, config) -> None:
     """Same bits of all checkpointed leaves, same records, same summary but for the clock."""
-    like = jax.eval_shape(train.prepare(config)[2])
-    one, two = runs.lines(folder), runs.lines(straight)
-    assert [record["round"] for record in one] == list(range(1, config.rounds + 1))
-    assert list(map(runs.without_times, one)) == list(map(runs.without_times, two))
+    like, ends = jax.eval_shape(train.prepare(config)[2]), []
+    for place in (folder, straight):
+        records = [*runs.lines(place), workdir.read_json(place / "summary.json")]
+        steps = [runs.steps(place, kind) for kind in ("latest", "selected")]
+        ends.append((steps, [*map(runs.without_times, records)]))
+    assert ends[0] == ends[1]
+    assert [record["round"] for record in records[:-1]] == list(range(1, config.rounds + 1))
+    assert steps[1] == [records[-1]["selected_round"]]
     for kind in ("latest", "selected"):
-        assert runs.steps(folder, kind) == runs.steps(straight, kind)
-        leaves = [jax.tree.leaves(runs.saved(f, like, kind)) for f in (folder, straight)]
-        jax.tree.map(np.testing.assert_array_equal, *leaves)
-    summaries = [workdir.read_json(f / "summary.json") for f in (folder, straight)]
-    assert runs.without_times(summaries[0]) == runs.without_times(summaries[1])
-    assert runs.steps(folder, "selected") == [summaries[0]["selected_round"]]
+        states = [runs.saved(place, like, kind) for place in (folder, straight)]
+        jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def moments(folder: Path) -> list[tuple]:
@@ -101,10 +101,8 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
 def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     tmp_path, straight, monkeypatch, capsys
 ):
-    file = tmp_path / "none.py"
-    file.touch()
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
-    arguments = ("--config", str(file), "--workdir", str(tmp_path / "stopped"))
+    arguments = ("--config", "quickstart", "--workdir", str(tmp_path / "stopped"))
     real = TensorBoard.on_round_end
 
     def raising(events, round, *rest):
@@ -152,7 +150,7 @@ def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(str
 
 
 @pytest.mark.parametrize("position", [0, 3])
-def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
+def test_other_data_are_refused_be_they_of_a_client_or_the_unseen_one(
     straight, monkeypatch, position
 ):
     data = runs.dataset()
@@ -184,14 +182,13 @@ def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(tm
     "plan", [{"optimizer.schedule": "cosine"}, {"weigh": "generalization_adjustment"}]
 )
 def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_path, plan):
+    ((key, value),) = plan.items()
     flat = dict(flatten(runs.config(rounds=3, **plan)))
-    claim(tmp_path / "a", flat, {"data": "x"})
+    claim(tmp_path, flat, {"data": "x"})
     follows = follows_rounds(runs.config(rounds=4, **plan))
-    with pytest.raises(WorkdirError, match="follows from that number"):
-        claim(tmp_path / "a", flat | {"rounds": 4}, {"data": "x"}, follows)
-    fixed = {"optimizer.schedule": "cosine:rounds=3"}
-    assert not follows_rounds(runs.config(**fixed))
-    assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
+    with pytest.raises(WorkdirError, match=key):
+        claim(tmp_path, flat | {"rounds": 4}, {"data": "x"}, follows)
+    assert not follows_rounds(runs.config(**{key: f"{value}:rounds=3"}))
 
 
 @pytest.mark.slow
