@@ -179,11 +179,8 @@ def _open_stream(
     start_round, rounds = int(state.round), experiment.plan.rounds
     local = own_rows(len(drawn(start_round)[1]), clients_of(experiment.mesh))
     splits = [domain.train for domain in experiment.internal.domains]
-    return (
-        drawn,
-        local,
-        stream_rounds(splits, lambda number: drawn(number)[1:3], start_round, rounds, local),
-    )
+    stream = stream_rounds(splits, lambda n: drawn(n)[1:3], start_round, rounds, local)
+    return drawn, local, stream
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
@@ -222,7 +219,7 @@ def _compile_round(
         batches |= {"client": numbers, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, client), batches, keys.method)
         of_all = {"server_finite": metrics["server_finite"]}
-        for name in filter(metrics.__contains__, _ABSENT):
+        for name in [name for name in _ABSENT if name in metrics]:
             everybody = jnp.full(num_clients, _ABSENT[name], metrics[name].dtype)
             of_all[name] = everybody.at[client].set(metrics[name])
         return put_rows(state, after, client), of_all
@@ -284,7 +281,7 @@ def _open_cohorts(
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
             state.put_rows(client[trained], jax.tree.map(lambda leaf: leaf[trained], rows))
             of_all = {"server_finite": metrics["server_finite"]}
-            for name in filter(metrics.__contains__, _ABSENT):
+            for name in [name for name in _ABSENT if name in metrics]:
                 of_all[name] = np.full(len(domains), _ABSENT[name], metrics[name].dtype)
                 of_all[name][client] = metrics[name]
             return PopulationState(common, state.rows, client, state.trained), of_all

@@ -54,7 +54,8 @@ def test_callbacks_are_called_in_order_and_see_what_others_added():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(number):
-    before, stop = signal.getsignal(number), StopRequests()
+    stop = StopRequests()
+    usual = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored
 
     def interrupted(state):
         if state == 1:
@@ -63,4 +64,4 @@ def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(numb
 
     assert train(interrupted, 0, rounds=5, records=[], callbacks=[stop]) == 2
     assert stop.asked
-    assert signal.getsignal(number) is before
+    assert signal.signal(number, usual) is signal.default_int_handler

@@ -13,11 +13,9 @@ from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.build import read_evaluation
+from fedjax_bn.run.experiment.build import prepare, read_evaluation
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.experiment import Personalization, check_labelled, set_aside
-from fedjax_bn.training.start import initial_variables
 from method_table import METHODS
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
@@ -67,11 +65,10 @@ def test_too_few_samples_are_a_sentence_that_names_the_client(client):
 def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(frozen, monkeypatch):
     runs.install(monkeypatch)
     config = runs.config(method="fedbn", frozen=frozen, adaptations=("running",))
-    built = experiment.build(config)
+    built, _, start = prepare(config, traced=False)
     how = HOW._replace(seed=config.seed)
     built = built._replace(evaluation=built.evaluation._replace(personalization=how))
-    key, random = jax.random.key(0), np.random.default_rng(0)
-    state = jax.jit(built.method.init, static_argnums=2)(key, initial_variables(built, key), 3)
+    state, random = start(), np.random.default_rng(0)
     shared, personal = jax.tree.map(
         lambda x: np.asarray(x) + random.uniform(0, 0.3, x.shape).astype(x.dtype),
         (state.shared, state.personal),

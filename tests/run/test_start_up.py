@@ -1,6 +1,5 @@
-"""What a start spares: imports, and the same data and numbers in less time."""
+"""What a start spares: the same data and numbers in less time."""
 
-import subprocess
 import sys
 
 import jax
@@ -9,20 +8,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits, load_sample_image
 
-import runs
 from fedjax_bn import models
 from fedjax_bn.data.sets import scanners
 from fedjax_bn.engine.backend import for_one_run
-
-# Each takes from 0.2 to 4 seconds, and training needs none of them before its first round.
-NOT_NEEDED = {"torch", "tensorflow", "flax.nnx", "scipy.ndimage", "sklearn", "grain", "h5py"}
-
-
-def test_training_imports_nothing_that_it_does_not_need():
-    code = "import sys, fedjax_bn.main, fedjax_bn.run.commands; print(*sys.modules)"
-    imported = subprocess.check_output([sys.executable, "-c", code], cwd=runs.ROOT, text=True)
-    assert "fedjax_bn.run.train" in imported.split()
-    assert not NOT_NEEDED & set(imported.split())
 
 
 def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import(monkeypatch):

@@ -10,7 +10,7 @@ from absl import logging
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments import errors
-from fedjax_bn.run import train
+from fedjax_bn.run import commands, train  # noqa: F401  # `talk` looks at what they import
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.together import any_asked, by_first, join, require_same
@@ -22,14 +22,13 @@ TRAINED = {
     "adaptations": ("running",),
     "adapt_batch_size": 4,
     "compilation_cache": "",
-    "profile": 2,
 }
 # Three of four clients train, so that a row is padding.
 COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}
 HOST = COHORT | {"population": "host"}
 WAYS = {
     "all": {},
-    "adapting": {"adaptations": ("running", "tsmobn")},
+    "adapting": {"adaptations": ("running", "tsmobn"), "profile": 2},
     "sampled": COHORT | {"eval_clients": 3},
     "host": HOST | {"method": "scaffold", "eval_clients": 3},
     "host, adapting": HOST | {"method": "perfedavg", "personalize_samples": 3},
@@ -37,8 +36,12 @@ WAYS = {
 }
 
 
+# Each takes from 0.2 to 4 seconds, and training needs none of them before its first round.
+NOT_NEEDED = {"torch", "tensorflow", "flax.nnx", "scipy.ndimage", "sklearn", "grain", "h5py"}
+
+
 def talk() -> list:
-    """What a process learns of the other one; `test_processes.SAID` is right."""
+    """What a process learns of the other one, and what it imports that it does not need."""
     number = os.environ["JAX_PROCESS_ID"]
 
     def refuse() -> None:
@@ -56,6 +59,7 @@ def talk() -> list:
         [any_asked(asked) for asked in (False, number == "1")],
         require_same("the data", {"b": 1}),
         refusal(require_same, "the data", number),
+        sorted(NOT_NEEDED & set(sys.modules)),
     ]
 
 
