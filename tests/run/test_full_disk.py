@@ -1,6 +1,7 @@
 """Full disks: what does not fit leaves no part, and a run goes on when there is room."""
 
 import contextlib
+import gc
 import resource
 import shutil
 
@@ -44,7 +45,7 @@ def test_a_file_or_line_that_does_not_fit_leaves_the_old_one_and_no_part(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of event files
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of events that do not fit
 @pytest.mark.parametrize("size", [600, 2000])
 def test_a_run_whose_disk_is_full_leaves_no_parts_and_goes_on_when_there_is_room(
     tmp_path, monkeypatch, size
@@ -64,9 +65,9 @@ def test_a_run_whose_disk_is_full_leaves_no_parts_and_goes_on_when_there_is_room
 
     with monkeypatch.context() as patch, limit:
         patch.setattr(TensorBoard, "__enter__", then_full)
-        with pytest.raises(WorkdirError, match="File too large") as error:
+        with pytest.raises(WorkdirError, match=r"^[^\n]*File too large[^\n]*\Z"):
             runs.run(folder)
-    assert "\n" not in str(error.value)
+    gc.collect()
     assert not [p for p in folder.rglob("*") if p.name.endswith(".partial") or "-tmp" in p.name]
     train.run(runs.config(), folder, say=lambda text: None)
     like = jax.eval_shape(train.prepare(runs.config())[2])

@@ -1,11 +1,10 @@
-"""Clients whose own parts are in the host's memory: the same numbers, and safe from kills."""
+"""Clients whose own parts are in the host's memory: the same numbers; test_power_cut.py kills."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
-import test_power_cut as cut
 
 import runs
 from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
@@ -13,10 +12,9 @@ from federations import MapNet, assert_close, variables_of
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import Weighing, weigh_alike
 from fedjax_bn.federation import global_variables, put_rows, take_rows
-from fedjax_bn.run import train
 from fedjax_bn.run.experiment import method
 from fedjax_bn.run.experiment.build import prepare
-from fedjax_bn.training import checkpoint, population, rounds
+from fedjax_bn.training import population, rounds
 from fedjax_bn.training.population import PopulationState
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
@@ -91,63 +89,15 @@ def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, changes
     assert_same_numbers(*folders)
 
 
-KILLED = {
-    "target": "",
-    "clients_per_round": 2,
-    "population": "host",
-    "rounds": 4,
-    "method": "scaffold",
-    "share": "all_but_batch_norm",
-}
-
-
-def everything_of(stored):
-    """The common part and the rows of all clients."""
-    return jax.tree.map(np.array, (stored.state, stored.rows, stored.trained))
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, what a disk may hold at any moment, and all rows at its checkpoints."""
-    return cut.record(tmp_path_factory.mktemp("population") / "run", everything_of, **KILLED)
-
-
 @pytest.mark.slow
 def test_a_run_from_the_host_tells_the_numbers_of_one_on_the_device(tiny, tmp_path):
-    changes = KILLED | {"validate_with": "global", "eval_train_loss": True}
+    changes = {"target": "", "clients_per_round": 2, "method": "scaffold", "rounds": 4}
+    changes |= {"share": "all_but_batch_norm", "validate_with": "global", "eval_train_loss": True}
     folders = [tmp_path / place for place in ("host", "device")]
     for folder in folders:
-        runs.run(folder, **changes | {"population": folder.name})
+        runs.run(folder, population=folder.name, **changes)
     assert_same_numbers(*folders)
     assert "train_loss" in runs.lines(folder)[-1]
-
-
-def last_of_each_checkpoint(images):
-    """For each set of whole checkpoints, the last image that has it: with the most newer rows."""
-    last = {
-        tuple(sorted(name for name in image if name.endswith(checkpoint.CHECKSUMS))): image
-        for image in images
-    }
-    return list(last.values())
-
-
-@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
-    tiny, recorded, tmp_path, every
-):
-    _, images, known = recorded
-    assert len(images) > 20
-    experiment, _, begin = train.prepare(runs.config(**KILLED))
-    start, reached = population.start_population(experiment, begin), set()
-    for number, image in enumerate(images if every else last_of_each_checkpoint(images)):
-        folder = cut.lay(image, tmp_path / str(number))
-        stored, records = train.resume(folder, start)
-        done = int(stored.round)
-        assert len(records) == done
-        if done:
-            jax.tree.map(np.testing.assert_array_equal, everything_of(stored), known[done])
-        reached.add(done)
-    assert reached == {0, 2, 4}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import select_round
 
 Image = dict[str, bytes]  # path -> content of what a run continues from
@@ -105,12 +106,31 @@ def watch(monkeypatch, disk: Disk) -> None:
     monkeypatch.setattr(TensorBoard, "on_round_end", before(TensorBoard.on_round_end))
 
 
-def record(folder: Path, arrays: Callable, **changes) -> tuple[Path, list[Image], dict[int, Any]]:
-    """Makes a run: its folder, all images, and `arrays(state)` of its checkpoints."""
+HOST = {"target": "", "clients_per_round": 2, "population": "host"}
+HOST |= {"method": "scaffold", "share": "all_but_batch_norm"}
+
+
+class Recorded(NamedTuple):
+    """A straight run, what its disk may hold at any moment, and the states it saved."""
+
+    changes: dict
+    folder: Path
+    images: list[Image]
+    states: dict[int, Any]  # by round
+
+    def start(self) -> Callable:
+        """What makes its first state."""
+        experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **self.changes))
+        return start_population(experiment, start)
+
+
+@pytest.fixture(scope="module", params=[{}, HOST], ids=["device", "host"])
+def recorded(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cut") / "run"
     real, disk, states = checkpoint.save, Disk(folder), {}
 
     def save(manager, number, state):
-        states[number] = arrays(state)
+        states[number] = jax.tree.map(np.array, state)
         real(manager, number, state)
         manager.wait()  # a thread of its own would change names meanwhile
 
@@ -118,18 +138,11 @@ def record(folder: Path, arrays: Callable, **changes) -> tuple[Path, list[Image]
         runs.install(patch)
         patch.setattr(checkpoint, "save", save)
         watch(patch, disk)
-        runs.run(folder, **changes)
+        runs.run(folder, rounds=ROUNDS, **request.param)
         disk.record()
     for number in disk.kept:
         os.close(number)
-    return folder, list(disk.images.values()), states
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, all images, and the state of its checkpoints."""
-    folder = tmp_path_factory.mktemp("cut") / "run"
-    return record(folder, lambda state: jax.tree.map(np.array, state), rounds=ROUNDS)
+    return Recorded(request.param, folder, list(disk.images.values()), states)
 
 
 def lay(image: Image, folder: Path) -> Path:
@@ -153,17 +166,15 @@ def selected_in(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
-    straight, images, states = recorded
-    start = train.prepare(runs.config(rounds=ROUNDS))[2]
-    lines, reached = runs.lines(straight), set()
-    assert len(images) > 20
-    for number, image in enumerate(images[::-every]):
+    start, lines, reached = recorded.start(), runs.lines(recorded.folder), set()
+    assert len(recorded.images) > 20
+    for number, image in enumerate(recorded.images[::-every]):
         folder = lay(image, tmp_path / str(number))
         state, records = train.resume(folder, start)
         rounds = int(state.round)
         assert records == lines[:rounds] == runs.lines(folder)
         if rounds:
-            jax.tree.map(np.testing.assert_array_equal, state, states[rounds])
+            jax.tree.map(np.testing.assert_array_equal, state, recorded.states[rounds])
         if any("validation" in record for record in records):
             # Or a later round took its place, which will be reached, and selected, again.
             assert {select_round(records), *range(rounds + 1, ROUNDS + 1)} & selected_in(folder)
@@ -172,26 +183,23 @@ def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path,
 
 
 def test_a_run_that_goes_on_from_one_of_them_ends_with_the_same_bits(recorded, tmp_path):
-    straight, images, states = recorded
-    image = images[np.random.default_rng(5).integers(len(images))]
-    folder = lay(image, tmp_path / "run")
-    runs.run(folder, rounds=ROUNDS)
-    one, two = (list(map(runs.without_times, runs.lines(f))) for f in (folder, straight))
-    assert one == two
-    ended = runs.saved(folder, states[ROUNDS])
-    jax.tree.map(np.testing.assert_array_equal, ended, states[ROUNDS])
-    assert runs.steps(folder, "selected") == runs.steps(straight, "selected")
+    images, last = recorded.images, recorded.states[ROUNDS]
+    folder = lay(images[np.random.default_rng(5).integers(len(images))], tmp_path / "run")
+    runs.run(folder, rounds=ROUNDS, **recorded.changes)
+    places = folder, recorded.folder
+    ends, straight = ([*map(runs.without_times, runs.lines(place))] for place in places)
+    assert ends == straight
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, last), last)
+    assert runs.steps(folder, "selected") == runs.steps(recorded.folder, "selected")
 
 
 def test_a_run_goes_back_to_the_checkpoint_that_its_records_suffice_for(recorded, tmp_path):
-    _, images, states = recorded
     both = {f"checkpoints/latest/{number}/{checkpoint.CHECKSUMS}" for number in (4, 5)}
-    image = dict([image for image in images if both <= image.keys()][-1])
+    image = dict([image for image in recorded.images if both <= image.keys()][-1])
     lines = image["metrics.jsonl"].splitlines()
     image["metrics.jsonl"] = b"\n".join([*lines[:4], lines[4][:30]])
-    start = train.prepare(runs.config(rounds=ROUNDS))[2]
-    state, records = train.resume(lay(image, tmp_path), start)
-    jax.tree.map(np.testing.assert_array_equal, state, states[4])
+    state, records = train.resume(lay(image, tmp_path), recorded.start())
+    jax.tree.map(np.testing.assert_array_equal, state, recorded.states[4])
     assert len(records) == 4
 
 
