@@ -51,7 +51,7 @@ from fedjax_bn.training.loop import train
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, have_trained, samples_a_round, summarize
 from fedjax_bn.training.result import Result
-from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.rounds import open_rounds, recorded_round
 from fedjax_bn.training.start import make_keys, make_start, sample_input
 
 _VALIDATION = 0.1  # of each class, as `config.data.validation`
@@ -159,7 +159,7 @@ def simulate(
     ]
     if show_progress:
         calls.append(Progress("round", rounds, 0, samples_a_round(experiment), task.score.name))
-    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
+    round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=rounds, records=records, callbacks=calls)
     summary = summarize(experiment, records, 0.0)
     return Result(method, selection.state, tuple(names), summary, records)

@@ -30,12 +30,13 @@ _SETTINGS = {
 }
 
 
-def made_once(key: tuple[Any, ...], make: Callable[[], _Made]) -> _Made:
-    """Returns `make()`, or what it returned for an equal key: all on which the result depends.
+def made_once(key: tuple[Any, ...], make: Callable[[], _Made], arguments: PyTree = ()) -> _Made:
+    """Returns `make()`, or what it returned for an equal key and arguments of equal form.
 
-    Numbers, texts and tuples of them are compared by value, methods and all else by identity.
+    They are all on which the result depends. Numbers, texts and tuples of them in the key are
+    compared by value, methods and all else by identity.
     """
-    place = _comparable(key)
+    place = _comparable((*key, _form_of(arguments)))
     if place not in _made:
         # The key is kept, so that no other object gets the identity of a part of it.
         _made[place] = (key, make())
@@ -52,7 +53,7 @@ def _comparable(part: Any) -> Any:
     return (type(part), part) if by_value else ("object", id(part))
 
 
-def form_of(tree: PyTree) -> tuple[Any, ...]:
+def _form_of(tree: PyTree) -> tuple[Any, ...]:
     """Returns all of some arguments on which a program that is compiled for them depends."""
     leaves, structure = jax.tree.flatten(tree)
     options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision

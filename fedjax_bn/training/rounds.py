@@ -42,7 +42,7 @@ from fedjax_bn.training.mesh import (
     shardings_of,
 )
 from fedjax_bn.training.population import PARTS, AnyState, PopulationState
-from fedjax_bn.training.programs import form_of, made_once
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, require_usable, round_record
 
 # The metrics of clients that were not drawn for a round.
@@ -60,7 +60,7 @@ class Rounds(NamedTuple):
     compile: Callable[[Any], Callable[[Any], tuple]]
 
 
-def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
+def recorded_round(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
     """Returns `round(state) -> (state, record)` of a `Rounds.compile`d round."""
     plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
 
@@ -229,7 +229,7 @@ def _compile_round(
         program = jax.jit(round, donate_argnums=0, out_shardings=spread)
         return compile_quickly(program.lower(*arguments))
 
-    return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
+    return made_once(("round", method.round, drawing, resident), compile, arguments)
 
 
 def _open_cohorts(
@@ -269,8 +269,8 @@ def _open_cohorts(
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
         waiting = next(stream)
         arguments, batches = inputs(state, waiting)[1], chain([waiting], stream)
-        program_key = "cohort", experiment.method.round, mesh, sizes, form_of(arguments)
-        program = made_once(program_key, lambda: compiled(arguments))
+        program_key = "cohort", experiment.method.round, mesh, sizes
+        program = made_once(program_key, lambda: compiled(arguments), arguments)
 
         def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             client, arguments = inputs(state, next(batches))

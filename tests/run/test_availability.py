@@ -10,7 +10,7 @@ from fedjax_bn.run.experiment.build import build, choose_participation, prepare
 from fedjax_bn.training.availability import draw_cohort, read_trace
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.records import samples_a_round
-from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.rounds import open_rounds, recorded_round
 
 KEY = jax.random.key(4)
 SIZES = np.array([10, 20, 30, 40, 1, 60])
@@ -80,7 +80,7 @@ def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     trace = {"participation__trace": str(tmp_path / "trace")}
     experiment, keys, start = prepare(runs.config(target="", rounds=2, **trace), traced=False)
     state, records = start(), []
-    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
+    round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=2, records=records)
     trained = [[name for name, loss in r["loss"].items() if loss is not None] for r in records]
     assert trained == [["ant", "cow"], ["bee"]]

@@ -164,7 +164,7 @@ def selected_in(folder: Path) -> set[int]:
     return rounds
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
     start, lines, reached = recorded.start(), runs.lines(recorded.folder), set()
     assert len(recorded.images) > 20
