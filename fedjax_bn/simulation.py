@@ -50,7 +50,7 @@ from fedjax_bn.training.loop import train
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, have_trained, samples_a_round, summarize
 from fedjax_bn.training.result import Result
-from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.rounds import open_rounds, recorded_round
 from fedjax_bn.training.start import make_keys, make_start, sample_input
 
 _VALIDATION = 0.1  # of each class, as `config.data.validation`
@@ -116,8 +116,6 @@ def simulate(
     if not task.segments:
         require_classifier("simulate", task)
     unseen = unseen or {}
-    if twice := sorted(set(clients) & set(unseen)):
-        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
     named = (*clients.items(), *unseen.items())
     pools = tuple(_pool(name, samples, task) for name, samples in named)
     # Counted over all clients, because one of them may lack a class.
@@ -131,16 +129,13 @@ def simulate(
     if show_progress:
         for note in duplicate_notes(internal, unseen_domains):
             print(note, file=sys.stderr)
+    # Kept, so that a second call does not compile the same adaptation again.
     choices = {
-        # Kept, so that a second call does not compile the same adaptation again.
-        adaptation: made_once(
-            ("adaptation", adaptation, model), partial(choose_adaptation, adaptation, model)
-        )
-        for adaptation in adaptations
+        text: made_once(("adaptation", text, model), partial(choose_adaptation, text, model))
+        for text in adaptations
     }
     experiment = Experiment(
-        *(model, method, internal, unseen_domains, prepare, choices, ()),
-        participation=Participation(),
+        *(model, method, internal, unseen_domains, prepare, choices, (), Participation()),
         work=LocalWork(batch_size, 0, (method.local_epochs,)),
         plan=Plan("simulated", seed, rounds, patience),
         evaluation=Evaluation(seed=seed, personalization=personalization_of(method, seed)),
@@ -150,21 +145,21 @@ def simulate(
         _check_outputs(experiment, pools)
     keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
-    names, evaluate = [domain.name for domain in internal.domains], evaluator(experiment)
+    names, evaluate = [*clients], evaluator(experiment)
     records: list[Record] = []
     selection = Selection(records)
-    after = [*callbacks, selection]
-    if show_progress:
-        pace = samples_a_round(experiment), experiment.task.score.name
-        after.append(Progress("round", rounds, 0, *pace))
     # Scores come first, because later callbacks may read them.
-    around = [
+    calls = [
         profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
         Patience(patience, records),
+        *callbacks,
+        selection,
     ]
-    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
-    train(round, state, rounds=rounds, records=records, callbacks=(*around, *after))
+    if show_progress:
+        calls.append(Progress("round", rounds, 0, samples_a_round(experiment), task.score.name))
+    round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
+    train(round, state, rounds=rounds, records=records, callbacks=calls)
     summary = summarize(experiment, records, 0.0)
     return Result(method, selection.state, tuple(names), summary, records)
 

@@ -51,7 +51,6 @@ from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.loop import train
-from fedjax_bn.training.machine import describe_machine
 from fedjax_bn.training.records import (
     Record,
     by_client,
@@ -60,7 +59,7 @@ from fedjax_bn.training.records import (
     select_round,
     warnings_of,
 )
-from fedjax_bn.training.workdir import CLAIM
+from fedjax_bn.training.workdir import CLAIM, describe_machine
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet

@@ -28,7 +28,6 @@ from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import Round, train
-from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
@@ -38,10 +37,10 @@ from fedjax_bn.training.records import (
     samples_a_round,
     summarize,
 )
-from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.rounds import open_rounds, recorded_round
 from fedjax_bn.training.start import Keys, batches_of_one, data_hash, partition_table
 from fedjax_bn.training.together import by_first, first, held_by_first, require_same
-from fedjax_bn.training.workdir import SUMMARY
+from fedjax_bn.training.workdir import SUMMARY, describe_machine, difference
 
 
 def run(
@@ -146,7 +145,7 @@ def _finish(
     if not complete:  # else only the summary is missing
         say(f"compiling a round of {plan.method}")
         began = time.perf_counter()
-        round = recorded(rounds.compile(state), experiment)
+        round = recorded_round(rounds.compile(state), experiment)
         compile_seconds = time.perf_counter() - began
         _train_rounds(experiment, folder, say, round, state, records)
     spent = plan.privacy(len(records))

@@ -8,7 +8,6 @@ line with nothing else is skipped.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -35,13 +34,8 @@ def draw_cohort(
     """Returns the clients of a round, and which of them take part; traceable.
 
     Unavailable clients are drawn only if too few are available. By size, a client's probability to
-    be drawn next is its share of the samples of all clients not yet drawn.
-
-    Args:
-      participation: who takes part.
-      sizes: i[K], training samples of the clients.
-      key: the run's, for participation.
-      round: i32[], rounds finished.
+    be drawn next is its share of the samples of all clients not yet drawn. `sizes` i[K] are their
+    training samples, `round` i32[] the rounds finished.
 
     Returns:
       i32[C], their numbers in order, None for all K; and bool[C] or bool[K], None if all take part.
@@ -74,33 +68,30 @@ def draw_cohort(
 
 
 def read_trace(file: str, num_clients: int) -> np.ndarray | None:
-    """Returns the trace in a file, in the form above, as bits u8[rounds, ceil(K / 8)]; None for "".
+    """Returns the trace in a file as bits u8[rounds, ceil(K / 8)]; None for "".
 
-    Raises:
-      ConfigError: the file cannot be read, has no round, or names a client that does not exist.
+    ConfigError: the file cannot be read, has no round, or names a client that does not exist.
     """
     if not file:
         return None
-    path = Path(file).expanduser()
     try:
-        rows = _rows_of(path.read_text("utf-8-sig").splitlines(), num_clients)
+        rows = _rows_of(Path(file).expanduser().read_text("utf-8-sig"), num_clients)
     except (OSError, ValueError) as error:
         raise ConfigError(f"config.participation.trace={brief(file)}: {error}") from error
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 
-def _rows_of(lines: Sequence[str], num_clients: int) -> np.ndarray:
+def _rows_of(text: str, num_clients: int) -> np.ndarray:
     """Returns bool[rounds, K] of the lines of a text."""
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         row = np.zeros(num_clients, bool)
         entries = re.findall(r"[^,\s]+", line.partition("#")[0])
         for entry in entries:
-            match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", entry, re.ASCII)
+            span = f"0-{num_clients - 1}" if entry == "all" else entry
+            match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", span, re.ASCII)
             lowest, highest = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if entry == "all":
-                lowest, highest = 0, num_clients - 1
             if not lowest <= highest < num_clients:
                 raise ValueError(
                     f"line {number} has {brief(entry)}; write numbers of clients from 0 to "

@@ -4,7 +4,9 @@ Each checkpoint has a file of checksums, which show damage before Orbax reads th
 not notice a flipped bit, and its parallel readers print tracebacks of damage that they notice.
 """
 
+import errno
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from glob import glob
+from itertools import chain
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import jax
@@ -35,20 +39,15 @@ _ITEM = "default"  # the part with the arrays; the name is that of Orbax's first
 
 
 class _Literal(type(epath.Path())):  # type: ignore[misc]
-    """A path whose own characters [, * and ? are not read as patterns, as epath reads them."""
+    """A path whose own characters [, * and ? are no patterns."""
 
     def glob(self, pattern: str) -> Iterator["_Literal"]:
         return (self / name for name in glob(pattern, root_dir=self))
 
 
 def open_folder(folder: Path, keep: int) -> Folder:
-    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest.
-
-    Raises:
-      CheckpointError: the folder cannot be listed, because a checkpoint in it is damaged.
-    """
-    folder = folder.absolute()
-    options = ocp.Context()
+    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest."""
+    options, folder = ocp.Context(), folder.absolute()
     # Compression hardly shrinks weights, and takes longer than the rest of a save.
     options.array.saving.use_compression = False
     # `_difference` checks all other sizes, so only padding rows are cut or added.
@@ -56,7 +55,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
     # Processes may save to two folders at once; the prefix keeps their barriers apart.
     options.multiprocessing.barrier_sync_key_prefix = folder.name
     options.asynchronous.post_finalization_callback = partial(_add_checksums, folder)
-    with _damage_named(f"a checkpoint in {folder}", "the newest folder there"):
+    with _damage_named(f"a checkpoint in {folder}"):
         return Folder(
             _Literal(folder),
             context=options,
@@ -71,11 +70,11 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
 
     At the end of the block, the disk has what was saved.
     """
-    place = folder / "checkpoints"
+    latest, selected = places = folder / "checkpoints/latest", folder / "checkpoints/selected"
     # A killed run saved these rounds, and this one will reach and save them again.
-    later = (p for p in place.glob("*/*") if p.name.isdecimal() and int(p.name) > rounds_done)
+    later = (path for path in chain(*map(_saved_in, places)) if int(path.name) > rounds_done)
     by_first(lambda: _delete(later))
-    managers = open_folder(place / "latest", keep=2), open_folder(place / "selected", keep=1)
+    managers = open_folder(latest, keep=2), open_folder(selected, keep=1)
     try:
         yield managers
         for manager in managers:
@@ -91,12 +90,15 @@ def delete_earlier(folder: Path) -> None:
 
     The selected round stays, and so does the last round, from which more rounds would continue.
     """
-    latest, selected = (
-        sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
-        for place in (folder / "checkpoints" / kind for kind in ("latest", "selected"))
-    )
-    spare = latest if latest[-1:] == selected[-1:] else latest[:-1]
-    _delete(folder / "checkpoints" / "latest" / str(round) for round in spare)
+    latest = _saved_in(folder / "checkpoints/latest")
+    selected_rounds = [path.name for path in _saved_in(folder / "checkpoints/selected")]
+    _delete(path for path in latest if path != latest[-1] or path.name in selected_rounds)
+
+
+def _saved_in(place: Path) -> list[Path]:
+    """Returns the whole checkpoints in a folder, the oldest first."""
+    paths = (path for path in place.glob("*") if path.name.isdecimal())
+    return sorted(paths, key=lambda path: int(path.name))
 
 
 def _delete(paths: Iterable[Path]) -> None:
@@ -125,21 +127,19 @@ def latest_state(
     # A finished run whose last round was the selected one has only a selected checkpoint.
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            saved_rounds = by_first(partial(steps, manager))
-            usable_rounds = [round for round in saved_rounds if round <= rounds]
+            saved = by_first(partial(steps, manager))
+            usable = [round for round in saved if round <= rounds]
             if kind == "latest":
-                usable_rounds = usable_rounds or saved_rounds
-            if usable_rounds:
-                form = form_on(jax.eval_shape(start), mesh)
-                return restore(manager, form, max(usable_rounds))
+                usable = usable or saved
+            if usable:
+                return restore(manager, form_on(jax.eval_shape(start), mesh), max(usable))
     return start()
 
 
 def save(manager: Folder, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
-    Raises:
-      WorkdirError: as `settle`, for this save or the one before.
+    WorkdirError: as `settle`, for this save or the one before.
     """
 
     def without_donation(leaf: Any) -> Any:
@@ -156,11 +156,7 @@ def save(manager: Folder, round: int, state: PyTree) -> None:
 
 
 def settle(manager: Folder) -> None:
-    """Waits until the disk has what was saved.
-
-    Raises:
-      WorkdirError: a checkpoint could not be written; no part of it is left.
-    """
+    """Waits until the disk has what was saved; WorkdirError, and no part of it, if it cannot."""
     with _faults_named(manager):
         manager.wait()
         sync(Path(manager.directory))
@@ -176,26 +172,23 @@ def _faults_named(manager: Folder) -> Iterator[None]:
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         # The system's own error may be the cause of Orbax's error, or a part of its text.
-        words = "No space left on device|Read-only file system|Disk quota exceeded|File too large"
-        match, cause = re.search(words, str(error)), error
-        reason = match[0] if match else str(error)
-        while cause := cause.__cause__ or cause.__context__:
-            reason = getattr(cause, "strerror", None) or reason
+        numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
+        match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
         raise WorkdirError(
-            f"cannot save a checkpoint in {folder} ({reason}): make room there or make it writable "
-            "and give the same command to continue"
+            f"cannot save a checkpoint in {folder} ({match[0] if match else error}): make room "
+            "there or make it writable and give the same command to continue"
         ) from error
 
 
 @contextmanager
-def _damage_named(checkpoint: str, folder: str = "that folder") -> Iterator[None]:
+def _damage_named(checkpoint: str) -> Iterator[None]:
     """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
     try:
         yield
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint} is damaged ({error}): delete {folder} and run again to continue from an "
-            "earlier checkpoint or from the start"
+            f"{checkpoint} is damaged ({error}): delete that folder and run again to continue from "
+            "an earlier checkpoint or from the start"
         ) from error
 
 
@@ -204,10 +197,8 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
 
     `like` is a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
     leaf is placed by its `sharding`, by default on this process's first device. The number of
-    padding rows, which depends on the devices, may differ from what was saved.
-
-    Raises:
-      CheckpointError: the checkpoint is damaged, or holds other arrays.
+    padding rows, which depends on the devices, may differ from what was saved. CheckpointError:
+    the checkpoint is damaged, or holds other arrays.
     """
     folder = Path(manager.directory) / str(steps(manager)[-1] if round is None else round)
     if difference := by_first(lambda: _difference(manager, folder, like)):
@@ -267,10 +258,9 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
 
     def leaves(tree: PyTree) -> dict[str, str]:
         descriptions = {}
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            name = _name(path).removeprefix("state/")
+        for name, leaf in _by_name(tree).items():
             # Padding rows do not count. The shape of `weights` also has the number of clients.
-            rows = name.startswith(("personal/", "memory/"))
+            rows = name.removeprefix("state/").startswith(("personal/", "memory/"))
             descriptions[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
         return descriptions
 
@@ -283,14 +273,16 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     return ""
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def _by_name(tree: PyTree) -> dict[str, Any]:
+    """Returns name, as `shared/params/kernel`, -> leaf."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
     """Returns `tree` with the leaves of another tree that have the same names."""
-    leaf_by_name = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
-    return jax.tree.map_with_path(lambda path, _: leaf_by_name[_name(path)], tree)
+    leaf_by_name = _by_name(leaves)
+    return jax.tree.unflatten(jax.tree.structure(tree), map(leaf_by_name.get, _by_name(tree)))
 
 
 def _add_checksums(folder: Path) -> None:

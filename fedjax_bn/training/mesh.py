@@ -6,7 +6,6 @@ there are several processes, each reads and places only the rows of its own devi
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     """
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
-    setting = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
+    setting = f"config.mesh.clients={clients} with mesh.batch={batch}"
     if clients * (batch or 1) > len(devices):
         raise ConfigError(f"{setting} is more than the {len(devices)} devices: give 0 for all")
     if not batch:
@@ -68,33 +67,31 @@ def mesh_note(mesh: Mesh | None) -> str:
     """Returns the devices of a run in words, for a message."""
     if mesh is None:
         return "one device"
-    kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
-    spread = f"{mesh.size} devices ({kind}), clients over {shape[CLIENTS]}"
-    spread += f" and each batch over {shape[BATCH]}" if BATCH in shape else ""
-    count = jax.process_count()
-    return f"{spread}, in {count} processes" if count > 1 else spread
+    note = f"{mesh.size} devices ({mesh.devices.flat[0].device_kind}), clients over "
+    note += f"{mesh.shape[CLIENTS]} and each batch over {mesh.shape.get(BATCH, 1)}"
+    return f"{note}, in {jax.process_count()} processes" if jax.process_count() > 1 else note
 
 
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
     """Returns the sharding of each leaf; the clients' own [K, ...] are spread over their axis."""
-    spread = jax.tree.map(lambda leaf: copies_on(mesh), state)
-    client_rows = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
-    return spread._replace(personal=client_rows[0], memory=client_rows[1])
+    copies = jax.tree.map(lambda leaf: copies_on(mesh), state)
+    rows = jax.tree.map(lambda leaf: clients_of(mesh), state)
+    return copies._replace(personal=rows.personal, memory=rows.memory)
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh."""
 
-    def placed(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
     form = jax.eval_shape(lambda state: state, state)
     if dataclasses.is_dataclass(form):  # a `PopulationState`, whose rows stay on the host
         # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.
         host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), form)
-        common = jax.tree.map(lambda leaf: placed(leaf, copies_on(mesh)), form.state)
+        common = jax.tree.map(lambda leaf: leaf.update(sharding=copies_on(mesh)), form.state)
         return dataclasses.replace(host, state=common)
-    return form if mesh is None else jax.tree.map(placed, form, shardings_of(form, mesh))
+    if mesh is None:
+        return form
+    shardings = shardings_of(form, mesh)
+    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), form, shardings)
 
 
 def place_rows(
@@ -112,13 +109,12 @@ def place_rows(
     for (start, stop), devices in _own_places(rows, sharding):
         tree = read(start, stop)
         parts += [jax.device_put(jax.tree.leaves(tree), device) for device in devices]
-    arrays = [
-        jax.make_array_from_single_device_arrays(
-            (rows, *shards[0].shape[1:]), sharding, list(shards)
-        )
+    join = jax.make_array_from_single_device_arrays
+    leaves = [
+        join((rows, *shards[0].shape[1:]), sharding, [*shards])
         for shards in zip(*parts, strict=True)
     ]
-    return jax.tree.unflatten(jax.tree.structure(tree), arrays)
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def place_own(
@@ -163,18 +159,15 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
             numbers = copied(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
         values = np.asarray(leaf)
-        return jax.make_array_from_callback(
-            values.shape, copies_on(mesh), lambda index: values[index]
-        )
+        return jax.make_array_from_callback(values.shape, copies_on(mesh), values.__getitem__)
 
     return jax.tree.map(copied, tree)
 
 
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Returns the tree with a copy of all rows on each device, so every process can read it."""
-    return tree if mesh is None else _gather(mesh)(tree)
+    return tree if mesh is None else jax.jit(_same, out_shardings=copies_on(mesh))(tree)
 
 
-@cache  # one function for each mesh, so that it compiles once for each form of tree
-def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))
+def _same(tree: PyTree) -> PyTree:  # one function, so that each form of tree compiles once
+    return tree

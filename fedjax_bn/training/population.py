@@ -58,12 +58,7 @@ class PopulationState:
 
     def put_rows(self, client: np.ndarray, rows: dict[str, PyTree]) -> None:
         """Gives clients i[C], all different, new rows [C, ...], and marks them as trained."""
-
-        def put(leaf: np.ndarray, values: np.ndarray) -> None:
-            leaf[client] = values
-
-        for part in PARTS:
-            jax.tree.map(put, self.rows[part], rows[part])
+        jax.tree.map(lambda leaf, values: leaf.__setitem__(client, values), self.rows, rows)
         self.trained[client] = True
 
 

@@ -21,7 +21,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 PyTree = Any
 _Made = TypeVar("_Made")
-_MOST = 64  # programs; the least recently used one is dropped
+_MOST_PROGRAMS = 64  # the least recently used one is dropped
 _BY_VALUE = (str, bytes, int, float, type(None), np.dtype, jax.sharding.Sharding)
 _made: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
 _SETTINGS = {
@@ -30,18 +30,17 @@ _SETTINGS = {
 }
 
 
-def made_once(key: tuple[Any, ...], make: Callable[[], _Made]) -> _Made:
-    """Returns `make()`, or what it returned when it was called for an equal key.
+def made_once(key: tuple[Any, ...], make: Callable[[], _Made], arguments: PyTree = ()) -> _Made:
+    """Returns `make()`, or what it returned for an equal key and arguments of equal form.
 
-    The key is all on which the result depends. Numbers, texts and tuples of them are compared by
-    value, functions, models and other objects by identity: methods are the same only if they are
-    one object.
+    They are all on which the result depends. Numbers, texts and tuples of them in the key are
+    compared by value, methods and all else by identity.
     """
-    place = _comparable(key)
+    place = _comparable((*key, _form_of(arguments)))
     if place not in _made:
         # The key is kept, so that no other object gets the identity of a part of it.
         _made[place] = (key, make())
-        if len(_made) > _MOST:
+        if len(_made) > _MOST_PROGRAMS:
             _made.popitem(last=False)
     _made.move_to_end(place)
     return _made[place][1]
@@ -54,7 +53,7 @@ def _comparable(part: Any) -> Any:
     return (type(part), part) if by_value else ("object", id(part))
 
 
-def form_of(tree: PyTree) -> tuple[Any, ...]:
+def _form_of(tree: PyTree) -> tuple[Any, ...]:
     """Returns all of some arguments on which a program that is compiled for them depends."""
     leaves, structure = jax.tree.flatten(tree)
     options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
@@ -82,11 +81,8 @@ def keep_compiled(folder: str) -> None:
                 place = str(Path(place).expanduser())
                 _drop_torn(Path(place))
         except (OSError, NotImplementedError) as error:  # not writable, or without locks
-            warnings.warn(
-                f"compiled programs are not kept in {place} ({error}): give another folder as "
-                "config.compilation_cache, or leave it empty",
-                stacklevel=2,
-            )
+            message = f"config.compilation_cache={folder} keeps no programs ({error})"
+            warnings.warn(message, stacklevel=2)
             place = None
     if jax.config.jax_compilation_cache_dir != place:
         jax.config.update(name, place)

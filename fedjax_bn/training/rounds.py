@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.drawing import (
-    Draw,
-    client_rows,
-    label_forms,
-    point_to,
-    rows_of,
-    validation_batches,
-)
+from fedjax_bn.data.drawing import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
@@ -49,7 +42,7 @@ from fedjax_bn.training.mesh import (
     shardings_of,
 )
 from fedjax_bn.training.population import PARTS, AnyState, PopulationState
-from fedjax_bn.training.programs import form_of, made_once
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, require_usable, round_record
 
 # The metrics of clients that were not drawn for a round.
@@ -67,7 +60,7 @@ class Rounds(NamedTuple):
     compile: Callable[[Any], Callable[[Any], tuple]]
 
 
-def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
+def recorded_round(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
     """Returns `round(state) -> (state, record)` of a `Rounds.compile`d round."""
     plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
 
@@ -83,112 +76,39 @@ def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
     return make
 
 
-class _Drawn(NamedTuple):
-    """The clients drawn for a round, and their samples."""
-
-    client: jax.Array | None  # i32[C], numbers of the clients in order; None for all K
-    rows: jax.Array  # i32[P], the client number of each row of batches; K for padding rows
-    samples: Draw  # of each row; padding rows have no valid ones
-    # {"participates": bool[P]}, which of the rows take part; {} if all do
-    present: dict[str, jax.Array]
-
-
-class _Drawing(NamedTuple):
-    """Draws the clients and the samples of a round; equal for all runs of the same sizes."""
-
-    participation: Participation  # without the trace
-    work: LocalWork
-    smallest: int  # training samples of a client
-    longest: int
-    mesh: Mesh | None
-
-    def __call__(self, facts: tuple, keys: Any, number: jax.Array) -> _Drawn:
-        """Returns what is drawn for a round, a pure function of its number from 0.
-
-        `facts` are i32[K] training samples of the clients, and the trace or None.
-        """
-        sizes, trace = facts
-        participation = self.participation._replace(trace=trace)
-        client, participates = draw_cohort(participation, sizes, keys.participation, number)
-        rows = jnp.arange(len(sizes), dtype=jnp.int32) if client is None else client
-        missing = padded(len(rows), self.mesh) - len(rows)
-        rows = jnp.pad(rows, (0, missing), constant_values=len(sizes))
-        sample = self.work.sampler(self.smallest, self.longest)
-        key = jax.random.fold_in(keys.data, number)
-        samples = sample(sizes[rows], rows, self.longest, key)
-        # Padding rows have no client, so none of their samples is valid.
-        samples = samples._replace(valid=samples.valid & (rows < len(sizes))[:, None, None])
-        present = {}
-        if participates is not None:
-            present["participates"] = jnp.pad(participates, (0, missing))
-        return _Drawn(client, rows, samples, present)
-
-
-def _drawing_of(experiment: Experiment) -> tuple[_Drawing, tuple]:
-    """Returns how the clients and samples of a run's rounds are drawn, and its facts."""
-    sizes, who = experiment.train_sizes(), experiment.participation
-    trace = None if who.trace is None else jnp.asarray(who.trace)
-    who = who._replace(trace=None)
-    drawing = _Drawing(who, experiment.work, min(sizes), max(sizes), experiment.mesh)
-    return drawing, (jnp.asarray(sizes, jnp.int32), trace)
-
-
-def _open_stream(
-    experiment: Experiment, keys: Any, state: AnyState
-) -> tuple[tuple[int, ...], np.ndarray, Callable[[int], _Drawn], Iterator[Batches]]:
-    """Returns [P, S, B] of the batches, the rows of this process, draws, and a stream of rows."""
-    drawing, facts = _drawing_of(experiment)
-    draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
-    # Of several rounds, because samples of the next one are read before all of this one are taken.
-    cached_draw, lock = lru_cache(4)(lambda number: jax.device_get(draw(number))), threading.Lock()
-
-    def drawn(number: int) -> _Drawn:
-        with lock:  # many threads ask, and each round is drawn once
-            return cached_draw(number)
-
-    shape = jax.eval_shape(draw, state.round).samples.index.shape
-    local = own_rows(shape[0], clients_of(experiment.mesh))
-    splits = [domain.train for domain in experiment.internal.domains]
-    first, rounds = int(state.round), experiment.plan.rounds
-    stream = stream_rounds(splits, lambda number: drawn(number)[1:3], first, rounds, local)
-    return shape, local, drawn, stream
-
-
 def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order; a population's data are always streamed.
     """
-    if isinstance(state, PopulationState):
-        return _open_cohorts(experiment, keys, state)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
+    size = f"{megabytes(splits):.0f} MB of training samples"
+    if isinstance(state, PopulationState):
+        compile = _open_cohorts(experiment, keys, state)
+        return Rounds(f"{size} are streamed, as those of a population", compile)
     rows, over = padded(len(splits), mesh), clients_of(mesh)
     drawing, facts = _drawing_of(experiment)
-    limit = experiment.plan.device_megabytes
     validation_rows = {}
     if experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)
-    needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
+    needed, limit = _padded_megabytes(splits, mesh), experiment.plan.device_megabytes
     resident = needed <= limit
     if resident:
-        data = place_rows(partial(client_rows, splits, drawing.longest), rows, over)
-        batches = repeat(data)
-        note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
+        longest = max(experiment.train_sizes())
+        batches = repeat(place_rows(partial(client_rows, splits, longest), rows, over))
+        note = f"{size} stay on the device (data.device_megabytes={limit})"
     else:
-        shape, local, _, stream = _open_stream(experiment, keys, state)
-        batches = map(partial(place_own, local, shape[0], over), stream)
-        note = (
-            f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
-            f"data.device_megabytes={limit}"
-        )
+        drawn, local, stream = _open_stream(experiment, keys, state)
+        count = len(drawn(int(state.round))[1])
+        batches = map(partial(place_own, local, count, over), stream)
+        exceeds = f"{needed:.0f} MB exceed data.device_megabytes={limit}"
+        note = f"{size} are streamed, because {exceeds}"
 
     def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
-        waiting = [data for data in [next(batches, None)] if data is not None]
-        if not waiting:  # the last round is done
-            return lambda state: (state, {})
+        waiting = [next(batches)]
         arguments = state, waiting[0], validation_rows, common
         run = _compile_round(experiment.method, drawing, mesh, resident, *arguments)
         # Popped, so that the first batches do not stay on the device.
@@ -197,6 +117,70 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         )
 
     return Rounds(note, compile)
+
+
+def _drawing_of(experiment: Experiment) -> tuple[tuple, tuple]:
+    """Returns the first arguments of `_draw`, equal for runs of the same sizes, and its facts."""
+    sizes, who = experiment.train_sizes(), experiment.participation
+    trace = None if who.trace is None else jnp.asarray(who.trace)
+    drawing = who._replace(trace=None), experiment.work, min(sizes), max(sizes), experiment.mesh
+    return drawing, (jnp.asarray(sizes, jnp.int32), trace)
+
+
+def _draw(
+    participation: Participation,
+    work: LocalWork,
+    smallest: int,
+    longest: int,
+    mesh: Mesh | None,
+    facts: tuple,
+    keys: Any,
+    number: jax.Array,
+) -> tuple[jax.Array | None, jax.Array, Draw, dict[str, jax.Array]]:
+    """Draws the clients and the samples of a round, a pure function of its number from 0.
+
+    `facts` are i32[K] training samples of the clients, from `smallest` to `longest`, and the trace
+    (or None), which `participation` lacks.
+
+    Returns:
+      i32[C], numbers of the clients in order, None for all K; i32[P], the client number of each row
+      of batches, K for padding rows; the samples of each row, of which padding rows have no valid
+      ones; {"participates": bool[P]}, which of the rows take part, {} if all do.
+    """
+    sizes, trace = facts
+    participation = participation._replace(trace=trace)
+    client, participates = draw_cohort(participation, sizes, keys.participation, number)
+    rows = jnp.arange(len(sizes), dtype=jnp.int32) if client is None else client
+    missing = padded(len(rows), mesh) - len(rows)
+    rows = jnp.pad(rows, (0, missing), constant_values=len(sizes))
+    key = jax.random.fold_in(keys.data, number)
+    samples = work.sampler(smallest, longest)(sizes[rows], rows, longest, key)
+    # Padding rows have no client, so none of their samples is valid.
+    samples = samples._replace(valid=samples.valid & (rows < len(sizes))[:, None, None])
+    if participates is None:
+        return client, rows, samples, {}
+    return client, rows, samples, {"participates": jnp.pad(participates, (0, missing))}
+
+
+def _open_stream(
+    experiment: Experiment, keys: Any, state: AnyState
+) -> tuple[Callable[[int], tuple], np.ndarray, Iterator[Batches]]:
+    """Returns `_draw` by number, the rows of this process, and a stream of their batches."""
+    drawing, facts = _drawing_of(experiment)
+    draw = made_once(("draw", drawing), lambda: jax.jit(partial(_draw, *drawing)))
+    # Of several rounds, because samples of the next one are read before all of this one are taken.
+    cached_draw = lru_cache(4)(lambda number: jax.device_get(draw(facts, keys, number)))
+    lock = threading.Lock()
+
+    def drawn(number: int) -> tuple:
+        with lock:  # many threads ask, and each round is drawn once
+            return cached_draw(number)
+
+    start_round, rounds = int(state.round), experiment.plan.rounds
+    local = own_rows(len(drawn(start_round)[1]), clients_of(experiment.mesh))
+    splits = [domain.train for domain in experiment.internal.domains]
+    stream = stream_rounds(splits, lambda n: drawn(n)[1:3], start_round, rounds, local)
+    return drawn, local, stream
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
@@ -213,7 +197,7 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
 
 
 def _compile_round(
-    method: FederatedMethod, drawing: _Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
+    method: FederatedMethod, drawing: tuple, mesh: Mesh | None, resident: bool, *arguments: Any
 ) -> Callable[..., tuple]:
     """Compiles drawing, look-up, augmentation and a round as one program.
 
@@ -223,86 +207,73 @@ def _compile_round(
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common
-        drawn = drawing(facts, keys, state.round)
+        client, numbers, samples, present = _draw(*drawing, facts, keys, state.round)
         if resident:
-            rows = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
-            data = point_to(rows, drawn.samples)
-        batches = data | drawn.present
-        if drawn.client is None:
+            rows = data if client is None else _rows_on(data, numbers, mesh)
+            data = point_to(rows, samples)
+        batches = data | present
+        if client is None:
             return method.round(state, batches | validation_rows, keys.method)
         num_clients = len(facts[0])
-        batches |= _rows_on(validation_rows, drawn.rows, mesh)
-        batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
-        after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
+        batches |= _rows_on(validation_rows, numbers, mesh)
+        batches |= {"client": numbers, "population": jnp.asarray(num_clients, jnp.int32)}
+        after, metrics = method.round(take_rows(state, client), batches, keys.method)
         of_all = {"server_finite": metrics["server_finite"]}
-        for name, value in _absent(metrics):
-            everybody = jnp.full(num_clients, value, metrics[name].dtype)
-            of_all[name] = everybody.at[drawn.client].set(metrics[name])
-        return put_rows(state, after, drawn.client), of_all
+        for name in [name for name in _ABSENT if name in metrics]:
+            everybody = jnp.full(num_clients, _ABSENT[name], metrics[name].dtype)
+            of_all[name] = everybody.at[client].set(metrics[name])
+        return put_rows(state, after, client), of_all
 
     def compile() -> Callable[..., tuple]:
         spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
         program = jax.jit(round, donate_argnums=0, out_shardings=spread)
         return compile_quickly(program.lower(*arguments))
 
-    return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
+    return made_once(("round", method.round, drawing, resident), compile, arguments)
 
 
-def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the names of the metrics of single clients, with the values of absent clients."""
-    return [(name, value) for name, value in _ABSENT.items() if name in metrics]
-
-
-def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> Rounds:
-    """Returns the rounds of a population whose clients' own parts are on the host."""
+def _open_cohorts(
+    experiment: Experiment, keys: Any, state: PopulationState
+) -> Callable[[PopulationState], Callable[[PopulationState], tuple]]:
+    """Returns `Rounds.compile` of a population whose clients' own parts are on the host."""
     domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
-    splits, num_clients = [domain.train for domain in domains], len(domains)
-    _, local, drawn, streamed = _open_stream(experiment, keys, state)
+    drawn, local, stream = _open_stream(experiment, keys, state)
+    sizes, key = (len(domains), len(state.cohort)), place_copies(keys.method, mesh)
 
-    def validation(client: np.ndarray) -> Batches:
-        """Returns {"validation": samples of some clients} if training needs them, else {}."""
-        if not experiment.validates:
-            return {}
-        longest = max(len(domain.validation.images) for domain in domains)
-        chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
-        return {"validation": validation_batches(chosen, size, longest=longest)}
+    def inputs(state: PopulationState, batches: Batches) -> tuple[np.ndarray, tuple]:
+        """Returns the next cohort's numbers, and the arguments of the compiled round."""
+        client, numbers, _, present = drawn(int(state.round))
+        clients = np.minimum(numbers[local], len(domains) - 1)  # padding rows have the number N
+        batches = batches | {name: leaf[local] for name, leaf in present.items()}
+        batches["client"] = numbers[local]
+        if experiment.validates:
+            longest = max(len(domain.validation.images) for domain in domains)
+            splits = [domains[k].validation for k in clients]
+            batch_size = experiment.evaluation.batch_size
+            batches["validation"] = validation_batches(splits, batch_size, longest=longest)
+        parts = state.rows_of(clients, _PADDED), batches
+        rows, batches = place_own(local, len(numbers), over, parts)
+        rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
+        return client, (state.state, rows, batches, key)
+
+    def compiled(arguments: tuple) -> Callable[..., tuple]:
+        copies = copies_on(mesh)
+        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+        program = jax.jit(
+            partial(cohort_round, experiment.method, *sizes),
+            donate_argnums=(0, 1),
+            out_shardings=None if mesh is None else (copies, by_row, copies),
+        )
+        return compile_quickly(program.lower(*arguments))
 
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
-        waiting = next(streamed, None)
-        if waiting is None:  # the last round is done
-            return lambda state: (state, {})
-        key = place_copies(keys.method, mesh)
-
-        def inputs(state: PopulationState, batches: Batches) -> tuple[np.ndarray, tuple]:
-            """Returns the next cohort's numbers, and the arguments of the compiled round."""
-            client, numbers, _, present = drawn(int(state.round))
-            clients = np.minimum(numbers[local], num_clients - 1)  # padding rows have the number N
-            batches = batches | {name: leaf[local] for name, leaf in present.items()}
-            batches |= {"client": numbers[local]} | validation(clients)
-            parts = state.rows_of(clients, _PADDED), batches
-            rows, batches = place_own(local, len(numbers), over, parts)
-            rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
-            return client, (state.state, rows, batches, key)
-
-        arguments, sizes = inputs(state, waiting)[1], (num_clients, len(state.cohort))
-
-        def compiled() -> Callable[..., tuple]:
-            copies = copies_on(mesh)
-            by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
-            program = jax.jit(
-                partial(cohort_round, experiment.method, *sizes),
-                donate_argnums=(0, 1),
-                out_shardings=None if mesh is None else (copies, by_row, copies),
-            )
-            return compile_quickly(program.lower(*arguments))
-
-        parts_of_key = experiment.method.round, mesh, sizes, form_of(arguments)
-        program = made_once(("cohort", *parts_of_key), compiled)
+        waiting = next(stream)
+        arguments, batches = inputs(state, waiting)[1], chain([waiting], stream)
+        program_key = "cohort", experiment.method.round, mesh, sizes
+        program = made_once(program_key, lambda: compiled(arguments), arguments)
 
         def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
-            nonlocal waiting
-            batches, waiting = waiting if waiting is not None else next(streamed), None
-            client, arguments = inputs(state, batches)
+            client, arguments = inputs(state, next(batches))
             common, rows, metrics = program(*arguments)
             several = jax.process_count() > 1  # each has rows that the others do not see
             rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
@@ -310,15 +281,14 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
             state.put_rows(client[trained], jax.tree.map(lambda leaf: leaf[trained], rows))
             of_all = {"server_finite": metrics["server_finite"]}
-            for name, value in _absent(metrics):
-                of_all[name] = np.full(num_clients, value, metrics[name].dtype)
+            for name in [name for name in _ABSENT if name in metrics]:
+                of_all[name] = np.full(len(domains), _ABSENT[name], metrics[name].dtype)
                 of_all[name][client] = metrics[name]
             return PopulationState(common, state.rows, client, state.trained), of_all
 
         return round
 
-    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
-    return Rounds(note, compile)
+    return compile
 
 
 def cohort_round(
@@ -358,39 +328,30 @@ def stream_rounds(
     draw: Callable[[int], tuple[jax.Array, Draw]],
     start_round: int,
     rounds: int,
-    row_numbers: Sequence[int] | None = None,
+    row_numbers: np.ndarray,
 ) -> Iterator[Batches]:
     """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays, read ahead.
 
-    Args:
-      splits: training samples of the K clients.
-      draw: `draw(round) -> (client i32[C], Draw)` chooses samples and their clients; called often.
-      start_round: rounds already done.
-      rounds: of the whole run.
-      row_numbers: which of the C rows to read; by default all.
+    `draw(round) -> (client i32[P], Draw)` chooses samples of the K clients and is called often;
+    `row_numbers` i[C] are those of the P rows to read.
 
     Yields:
       {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
-      "size": i32[C]}. A row whose number is not that of a client is empty.
+      "size": i32[C]}. A row whose number is not that of a client has the size 0.
     """
     import grain  # takes a second, and most runs do not stream
 
-    drawn_rows, steps, batch_size = draw(start_round)[1].index.shape
-    row_numbers = np.arange(drawn_rows) if row_numbers is None else np.asarray(row_numbers)
+    steps = draw(start_round)[1].index.shape[1]
     count = len(row_numbers) * steps  # batches of a round
     sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
-    images, place = splits[0].images, (batch_size,)
-    labels = jax.tree.map(lambda f: np.zeros(f.shape, f.dtype), label_forms(splits[0], place))
-    nothing = {"image": np.zeros((*place, *images.shape[1:]), images.dtype), "label": labels}
 
     def read(place: int) -> Batches:
         number, position = divmod(place, count)
         row, step = row_numbers[position // steps], position % steps
         client, samples = draw(number)
-        index, valid = samples.index[row, step], np.asarray(samples.valid[row, step])
-        if client[row] >= len(splits):
-            return nothing | {"valid": valid}
-        split, index = splits[client[row]], np.where(valid, index, 0)
+        split = splits[min(client[row], len(splits) - 1)]  # padding rows have the number K
+        valid = np.asarray(samples.valid[row, step])
+        index = np.where(valid, samples.index[row, step], 0)
 
         def labels_of(leaf: np.ndarray) -> np.ndarray:
             """Returns the labels of the batch, with zeros where `valid` bool[B] is False."""
@@ -408,5 +369,4 @@ def stream_rounds(
         batches = jax.tree.map(
             lambda leaf: leaf.reshape(len(row_numbers), steps, *leaf.shape[1:]), batches
         )
-        rows = np.minimum(draw(number)[0], len(splits))[row_numbers]
-        yield batches | {"size": sizes[rows]}
+        yield batches | {"size": sizes[draw(number)[0][row_numbers]]}

@@ -24,7 +24,7 @@ from fedjax_bn.training.evaluation.evaluate import trace_adaptations
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.training.population import AnyState, PopulationState
-from fedjax_bn.training.programs import form_of, made_once
+from fedjax_bn.training.programs import made_once
 
 _Form = jax.ShapeDtypeStruct
 
@@ -84,8 +84,8 @@ def make_start(
         spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
         return for_one_run(begin, out_shardings=spread)
 
-    form = form_of((images, fixed))
-    program = made_once(("start", method.init, model, rows, clients, mesh, form), compiled)
+    key = "start", method.init, model, rows, clients, mesh
+    program = made_once(key, compiled, (images, fixed))
     return partial(program, *place_copies((keys, fixed), mesh))
 
 

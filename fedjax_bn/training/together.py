@@ -32,9 +32,7 @@ def join(distributed: bool | None, timeout: int = 300) -> None:
 
     With `distributed` False it trains alone, whatever started it; with None too, but several
     processes of a launcher, which would share a workdir, are refused. `timeout` is in seconds.
-
-    Raises:
-      ConfigError: a variable is missing, or JAX cannot connect the processes.
+    ConfigError: a variable is missing, or JAX cannot connect the processes.
     """
     place = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
     tasks = {name: os.environ[name] for name in _TASKS if os.environ.get(name, "1") != "1"}
@@ -46,15 +44,15 @@ def join(distributed: bool | None, timeout: int = 300) -> None:
         )
     if not distributed:
         return
-    options: dict[str, Any] = {"initialization_timeout": timeout}
     try:
         if place:
-            options["coordinator_address"] = os.environ[_VARIABLES[0]]
-            options["num_processes"] = int(os.environ[_VARIABLES[1]])
-            options["process_id"] = int(os.environ[_VARIABLES[2]])
+            address, count, number = (place[name] for name in _VARIABLES)
             # Otherwise JAX asks Kubernetes for what the variables already set.
-            options["cluster_detection_method"] = "deactivate"
-        jax.distributed.initialize(**options)
+            options = {"cluster_detection_method": "deactivate"}
+            options |= {"num_processes": int(count), "process_id": int(number)}
+            jax.distributed.initialize(address, initialization_timeout=timeout, **options)
+        else:
+            jax.distributed.initialize(initialization_timeout=timeout)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"--distributed: JAX cannot connect the processes ({error}): set all of "
@@ -82,10 +80,8 @@ def first() -> bool:
 def by_first(act: Callable[[], Any]) -> Any:
     """Calls a function in process 0 and returns its result, which JSON can hold, in all processes.
 
-    All processes must call it, in the same order, outside of other threads.
-
-    Raises:
-      UserError: as `act`, in all processes.
+    All processes must call it, in the same order, outside of other threads. A UserError of `act` is
+    raised in all of them.
     """
     if not _several():
         return act()

@@ -1,4 +1,4 @@
-"""Writes and reads the files of a run.
+"""Writes and reads the files of a run, and describes its machine.
 
 A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
 appended, and synced before a checkpoint depends on them (`sync`). So after a power cut the files
@@ -7,13 +7,17 @@ from which a run continues are whole, and later lines and checkpoints are droppe
 
 import json
 import os
+import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import WorkdirError
@@ -26,6 +30,15 @@ CLAIM = ("config", "data")
 FINISHED = (*CLAIM, "form")
 SUMMARY = ("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round")
 DATA = ("classes", "clients", "unseen", "boxes", "number")
+
+# What of a machine the last bits of a run's results depend on.
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+# On these depends every random number, so a run cannot continue with others.
+RANDOM = ("default_prng_impl", "random_seed_offset", "threefry_partitionable")
+_OPTIONS = ("enable_x64", "default_matmul_precision", "disable_most_optimizations", *RANDOM)
+_VARIABLES = ("XLA_FLAGS", "NPROC")  # NPROC is the number of threads that XLA uses on CPU
+# XLA's compiler chooses its vectors by these features, and its libraries their kernels.
+_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 @contextmanager
@@ -43,8 +56,7 @@ def faults_named(place: Path | str) -> Iterator[None]:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers see all of it or nothing, also after a kill or a power cut.
 
-    Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free, and
-    a file of that name that a kill left is overwritten. WorkdirError: no part of the file stays.
+    Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
@@ -64,18 +76,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_picture(path: Path, draw: Callable[[], bytes]) -> None:
-    """Writes what `draw()` returns; a fault, also of the disk, is a warning with path and reason.
+    """Writes what `draw()` returns; after a fault there is a warning, and no picture.
 
     No run depends on its pictures, and what matplotlib draws of a user's data may fail in any way.
-    After a fault there is no picture, also none of an earlier time.
     """
     try:
         write_atomically(path, draw())
     except Exception as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-        reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"the picture {path} is not drawn ({reason})", stacklevel=2)
+        warnings.warn(f"the picture {path} is not drawn ({error!r})", stacklevel=2)
 
 
 def sync(path: Path) -> None:
@@ -94,25 +104,21 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a JSON file of a run, which must have the keys that it `needs`.
-
-    Raises:
-      WorkdirError: the file is missing or damaged, lacks a key, or is of another version.
-    """
+    """Reads a JSON file of a run; WorkdirError if damaged, without a key, or of another version."""
     try:
         content = dict(json.loads(path.read_text("utf-8-sig")))
         if missing := [key for key in needs if key not in content]:
             raise ValueError(f"it has no {missing[0]!r}")
-        version = content.get("versions", {}).get("fedjax_bn", __version__)
+        written_by = content.get("versions", {}).get("fedjax_bn", __version__)
     except (OSError, ValueError, TypeError, RecursionError, AttributeError) as error:
         raise WorkdirError(
             f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move that folder "
             "away or give another --workdir"
         ) from error
-    if version != __version__:
+    if written_by != __version__:
         raise WorkdirError(
-            f"{path} was written by version {version} of fedjax_bn, and this is {__version__}: use "
-            "that version, or give another --workdir"
+            f"{path} was written by version {written_by} of fedjax_bn, and this is {__version__}: "
+            "use that version, or give another --workdir"
         )
     return content
 
@@ -123,8 +129,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         return read_npz(path, names_in_npz(path))
     except (OSError, ValueError) as error:
         raise WorkdirError(
-            f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move it away, and "
-            "the report leaves it out"
+            f"cannot read {path} ({error}): move it away, and the report leaves it out"
         ) from error
 
 
@@ -143,11 +148,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """Returns the records of the first `rounds` rounds, without later or torn lines.
-
-    Raises:
-      WorkdirError: lines of those rounds are missing.
-    """
+    """Returns the records of the first `rounds` rounds; WorkdirError if one of them is missing."""
     records = _records(path)
     if missing := [number for number in range(1, rounds + 1) if number not in records]:
         raise WorkdirError(
@@ -179,3 +180,50 @@ def _records(path: Path) -> dict[int, dict[str, Any]]:
             record = json.loads(line)
             records.setdefault(int(record["round"]), record)
     return records
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns versions, devices, and all else that affects how sums are ordered and rounded."""
+    devices = jax.devices()
+    path = Path("/proc/cpuinfo")  # only Linux has it; elsewhere the features are unknown
+    lines = path.read_text().splitlines() if path.exists() else []
+    about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    flags = about.get("flags", about.get("Features", "")).split()
+    # XLA splits a sum among the cores that this process may use, which determines its order.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
+        | {name: version(name) for name in _PACKAGES},
+        "devices": [str(device) for device in devices],
+        "machine": {
+            "backend": jax.default_backend(),
+            "device_kind": devices[0].device_kind,
+            "architecture": platform.machine(),
+            "cpu": about.get("model name", platform.processor()),
+            "cpu_features": [feature for feature in _FEATURES if feature in flags],
+            "cores": cores,
+            "options": {name: jax.config.values[f"jax_{name}"] for name in _OPTIONS},
+            "environment": {name: os.environ.get(name, "") for name in _VARIABLES},
+        },
+    }
+
+
+def difference(folder: Path, about: dict[str, Any]) -> str:
+    """Returns a message on what of `describe_machine` has changed since a run began, or ""."""
+    recorded, current = _facts_of(read_json(folder / "config.json")), _facts_of(about)
+    changes = ", ".join(
+        f"{name} ({recorded[name]!r} there, {current[name]!r} now)"
+        for name in sorted(recorded.keys() & current.keys())
+        if recorded[name] != current[name]
+    )
+    message = (
+        f"{folder} began with other values of {changes}; from here on its last bits may differ "
+        "from those of a run that was never stopped"
+    )
+    return message if changes else ""
+
+
+def _facts_of(about: Record) -> dict[str, Any]:
+    """Returns each fact that config.json has of the machine, such as `environment.NPROC`."""
+    groups = {name: about[name] for name in ("versions", "devices") if name in about}
+    return flatten_dict(groups | about.get("machine", {}), sep=".")

@@ -60,7 +60,7 @@ def test_a_round_trains_every_image_with_its_own_boxes(resident):
 def test_streamed_boxes_are_those_on_the_device(resident):
     pytest.importorskip("grain", reason="the stream needs grain, of the extra [data]")
     data, draw = resident
-    streamed = next(stream_rounds(PARTS, draw, 0, 1))
+    streamed = next(stream_rounds(PARTS, draw, 0, 1, np.arange(2)))
     kept = jax.jit(lambda: blank_padding(point_to(data, draw(0)[1])))()
     assert equal(streamed["label"], kept["label"])
     blocks = (jax.device_get(block.labels) for block in SplitBatches(PARTS, 2).kept_within(1e-9)())

@@ -1,6 +1,5 @@
 """Clients over a mesh of devices: the numbers of one device, and one reduction."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -36,51 +35,37 @@ OPTIONS = cohorts.OPTIONS | {"fedbn, by roots": {"weigh": by_roots}}
 TWICE = {"csac", "fedcd", *OPTIONS}
 
 
-@functools.cache
-def method_of(name, mesh=None):
+def begin(name, sizes, mesh=None, batch=4):
+    """A method, its first state, and batches in which the second client sits out."""
     make = METHODS[name.partition(",")[0]]
     options = {"clients": "map", "local_epochs": 2, "mesh": mesh}
     options |= OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
-    return make(MapNet(), optax.sgd(0.01, momentum=0.5), **options)
-
-
-def batches_for(sizes, batch=4):
-    """The second client sits out."""
+    method = make(MapNet(), optax.sgd(0.01, momentum=0.5), **options)
     present = jnp.asarray([True, False, True, True])[: len(sizes)]
-    return batches_of(sizes, epochs=2, batch=batch) | {"participates": present}
+    batches = batches_of(sizes, epochs=2, batch=batch) | {"participates": present}
+    return method, method.init(KEY, in_float64(variables_of(MapNet())), len(sizes)), batches
 
 
-def start(method, num_clients):
-    return method.init(KEY, in_float64(variables_of(MapNet())), num_clients)
-
-
-def after(name, batches, mesh=None, rounds=1):
-    method = method_of(name, mesh)
-    state = start(method, len(batches["valid"]))
+def after(round, state, batches, rounds):
+    """What is common, all clients' models, and the last metrics."""
     for _ in range(rounds):
-        state, metrics = method.round(state, batches, KEY)
-    clients = client_variables(state)
-    return state._replace(personal=(), memory=()), clients, metrics
+        state, metrics = round(state, batches, KEY)
+    return state._replace(personal=(), memory=()), client_variables(state), metrics
 
 
 # Rules of all sizes and with a memory, and a message; devices see nothing else of other methods.
 OFTEN = ("fedbn, by roots", "fedbn, remembering", "scaffold")
+NAMES = dict.fromkeys([*cohorts.NAMES, *OPTIONS])
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN))
-        for n in dict.fromkeys([*cohorts.NAMES, *OPTIONS])
-    ],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
 )
 def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name):
     """Two rounds of one program, in which nothing but what is shared is reduced, and numbers."""
-    batches = batches_for((9, 4, 6, 5))
-    method, over = method_of(name, OVER_CLIENTS), PartitionSpec("clients")
-    state = start(method, 4)
-    given = jax.device_put(batches, NamedSharding(OVER_CLIENTS, over))
-    round = method.round.lower(state, given, KEY).compile()
+    method, state, batches = begin(name, (9, 4, 6, 5), OVER_CLIENTS)
+    spread = jax.device_put(batches, NamedSharding(OVER_CLIENTS, PartitionSpec("clients")))
+    round = method.round.lower(state, spread, KEY).compile()
 
     found = collectives(round.as_text(), devices=2)
     assert [one.kind for one in found] == ["all-reduce"] * (1 + (name in TWICE))
@@ -91,22 +76,20 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     shared = sum(leaf.size for leaf in jax.tree.leaves(state.shared))
     assert large > shared
 
-    for _ in range(2):
-        state, metrics = round(state, given, KEY)
-    spread = (state._replace(personal=(), memory=()), client_variables(state), metrics)
-    assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
+    on_two = after(round, state, spread, 2)
+    alone, state, _ = begin(name, (9, 4, 6, 5))
+    assert_close(on_two, after(alone.round, state, batches, 2), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["fedcd", "fedbn", "fedig", "perfedavg"],
-)
+@pytest.mark.parametrize("name", ["fedcd", "fedbn", "fedig", "perfedavg"])
 def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     """Statistics, losses and gradients of both orders; batches of three on two devices."""
-    batches = batches_for((5, 3), batch=3)
-    split = after(name, batches, OVER_BATCH)
-    assert_close(split, after(name, batches), rtol=1e-10, atol=1e-12)
+    ends = []
+    for mesh in (None, OVER_BATCH):
+        method, state, batches = begin(name, (5, 3), mesh, batch=3)
+        ends.append(after(method.round, state, batches, 1))
+    assert_close(*ends, rtol=1e-10, atol=1e-12)
 
 
 def test_rows_of_all_dtypes_meet_in_one_reduction_and_keep_their_values():

@@ -32,11 +32,8 @@ def test_a_value_that_cannot_run_is_refused_with_what_is_allowed(text):
         check(override(base(), text))
 
 
-FACTORIES = [
-    *(METHODS[name] for name in METHODS),
-    *(*ADAPTATIONS.values(), *WEIGHING.values(), *PERTURBATIONS.values()),
-    *(MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer),
-]
+FACTORIES = [*METHODS.values(), *ADAPTATIONS.values(), *WEIGHING.values()]
+FACTORIES += [*PERTURBATIONS.values(), MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer]
 STATED = [
     (factory, key, argument.range)
     for factory in FACTORIES
@@ -53,8 +50,8 @@ def test_python_and_the_configuration_know_the_same_range(factory, key, allowed)
     kind = plain_arguments(factory, OF_CALLER)[key].kind
     wrong = [value for value in values if type(value) is kind and not allowed.holds(value)]
     assert wrong, "a range that refuses nothing"
-    needs = [p for p in inspect.signature(factory).parameters if p in ("model", "optimizer")]
-    given = {"model": MLP(), "optimizer": optax.sgd(0.1)}
+    parts, signature = {"model": MLP(), "optimizer": optax.sgd(0.1)}, inspect.signature(factory)
+    needed = {name: parts[name] for name in parts if name in signature.parameters}
     for value in wrong:
         with pytest.raises(ValueError, match=f"{key}=.* must be "):
-            factory(**{name: given[name] for name in needs}, **{key: value})
+            factory(**needed, **{key: value})

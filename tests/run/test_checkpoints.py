@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-from test_resume import finished, straight, tiny
 
 import runs
 from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
 from fedjax_bn.training import checkpoint
-
-__all__ = ("finished", "straight", "tiny")  # fixtures
 
 
 @pytest.mark.parametrize(("latest", "selected"), [(6, 4), (6, 6)])
@@ -52,8 +49,10 @@ DAMAGES = (truncate, flip_a_bit, delete_the_manifest, delete_the_checksums)
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
-    straight, monkeypatch, capfd, damage
+    tmp_path, monkeypatch, capfd, damage
 ):
+    straight = runs.finished(tmp_path / "straight")
+    runs.install(monkeypatch)
     (straight / "summary.json").unlink()
     newest = straight / "checkpoints" / "selected" / "6"  # its last round too
     damage(newest)

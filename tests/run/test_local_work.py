@@ -13,11 +13,12 @@ from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import OPTIMIZERS
 from fedjax_bn.training.records import summarize
 
+KEY = jax.random.key(0)
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 
 
 def test_each_client_makes_its_own_number_of_epochs():
-    draw = by_epochs(2, (1, 3, 2))(SIZES, CLIENTS, 5, jax.random.key(0))
+    draw = jax.jit(by_epochs(2, (1, 3, 2)), static_argnums=2)(SIZES, CLIENTS, 5, KEY)
     assert draw.index.shape == draw.valid.shape == (3, 9, 2)
     for k, (size, epochs) in enumerate(((5, 1), (3, 3), (4, 2))):
         for epoch in range(3):
@@ -30,36 +31,32 @@ def test_each_client_makes_its_own_number_of_epochs():
 @pytest.mark.parametrize("x64", [False, True])
 def test_what_a_client_draws_depends_on_no_other_clients_size(x64):
     """A client alone, or beside one of any size, draws its samples in the same order."""
-    key = jax.random.key(0)
+
+    def drawn(sampler, rows, longest):
+        draw = jax.jit(sampler, static_argnums=2)(SIZES[rows], CLIENTS[rows], longest, KEY)
+        return np.asarray(draw.index)[np.asarray(draw.valid)]
+
+    k, size, everybody = slice(1, 2), 3, slice(None)
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
-        epochs, steps = by_epochs(2, (3,)), by_steps(2, 7, 3)(SIZES, CLIENTS, 5, key)
-        whole, first = epochs(SIZES, CLIENTS, 5, key), by_epochs(2, (1,))(SIZES, CLIENTS, 5, key)
-        for k, size in enumerate([5, 3, 4]):
-            row = SIZES[k : k + 1], CLIENTS[k : k + 1], size, key
-            mine = epochs(*row)
-            own = whole.index[k][whole.valid[k]]
-            np.testing.assert_array_equal(mine.index[mine.valid], own)
-            np.testing.assert_array_equal(first.index[k][first.valid[k]], own[:size])
-            np.testing.assert_array_equal(by_steps(2, 7, size)(*row).index[0], steps.index[k])
+        alone = drawn(by_epochs(2, (3,)), k, size)
+        np.testing.assert_array_equal(drawn(by_epochs(2, (3,)), everybody, 5)[15:24], alone)
+        np.testing.assert_array_equal(drawn(by_epochs(2, (1,)), everybody, 5)[5:8], alone[:3])
+        steps = drawn(by_steps(2, 7, 3), everybody, 5)[14:28]
+        np.testing.assert_array_equal(steps, drawn(by_steps(2, 7, size), k, size))
 
 
 def test_steps_take_the_same_keys_with_and_without_empty_ones_between_them():
-    valid = np.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 0]], bool)
-    key = jax.random.key(0)
-    keys = np.asarray(jax.random.key_data(step_keys(key, jnp.asarray(valid))))
-    alone = jax.random.key_data(step_keys(key, jnp.ones((3, 2), bool)))
-    np.testing.assert_array_equal(keys[[0, 1, 3]], alone)
-    np.testing.assert_array_equal(alone, jax.random.key_data(jax.random.split(key, 3)))
+    valid = jnp.asarray([[1, 1], [1, 0], [0, 0], [1, 1], [0, 0]], bool)
+    keys = jax.random.key_data(jax.jit(step_keys)(KEY, valid))[np.array([0, 1, 3])]
+    np.testing.assert_array_equal(keys, jax.random.key_data(jax.random.split(KEY, 3)))
 
 
 def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
     runs.install(monkeypatch)
     config = runs.config(client_epochs=("1", "3", "2"))
     experiment = build(config)
-    assert experiment.work.epochs == (1, 3, 2)
-    draw = experiment.work.sampler(11, 22)(
-        jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0)
-    )
+    draw = jax.jit(experiment.work.sampler(11, 22), static_argnums=2)
+    draw = draw(jnp.asarray([22, 18, 11]), CLIENTS, 22, KEY)
     np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
     record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
     assert summarize(experiment, [record], 1.0)["samples_per_second"] == 98 / 2
@@ -67,15 +64,16 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_is_pytorchs(nesterov):
-    torch = pytest.importorskip("torch")
+    """v = 0.9 v + g, and a step of -lr v, by Nesterov of -lr (g + 0.9 v): `torch.optim.SGD`."""
     config = runs.config(**{"optimizer.momentum": 0.9, "optimizer.nesterov": nesterov}).optimizer
-    ours, optimizer = jnp.asarray([1.0, -2.0]), OPTIMIZERS["sgd"](config, config.learning_rate)
-    theirs = torch.tensor([1.0, -2.0], requires_grad=True)
-    other = torch.optim.SGD([theirs], lr=0.01, momentum=0.9, nesterov=nesterov)
-    state = optimizer.init(ours)
+    optimizer = OPTIMIZERS["sgd"](config, config.learning_rate)
+    expected, velocity = np.array([1.0, -2.0]), np.zeros(2)
+    values = jnp.asarray([1.0, -2.0])
+    state = optimizer.init(values)
     for _ in range(4):
-        updates, state = optimizer.update(jnp.cos(ours), state, ours)
-        ours = optax.apply_updates(ours, updates)
-        theirs.grad = torch.cos(theirs.detach())
-        other.step()
-    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5)
+        updates, state = optimizer.update(jnp.cos(values), state, values)
+        values = optax.apply_updates(values, updates)
+        gradient = np.cos(expected)
+        velocity = 0.9 * velocity + gradient
+        expected = expected - 0.01 * (gradient + 0.9 * velocity if nesterov else velocity)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)

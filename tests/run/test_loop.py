@@ -1,7 +1,7 @@
 """The loop over rounds: when callbacks are called, what they see, and when it ends."""
 
 import signal
-from typing import NamedTuple
+import types
 
 import pytest
 
@@ -33,22 +33,14 @@ class Watcher:
         self.calls.append((self.name, "last", round))
 
 
-class OnlyEnd(NamedTuple):
-    """A user's callback without any other hook."""
-
-    states: list
-
-    def on_round_end(self, round, state, metrics):
-        self.states.append(state)
-
-
 def count(state):
     return state + 1, {"round": state + 1}
 
 
 def test_callbacks_are_called_in_order_and_see_what_others_added():
     calls, records, states = [], [{"round": 1}], []
-    callbacks = [Watcher(calls, "a"), Watcher(calls, "b", stop=2), OnlyEnd(states)]
+    only_end = types.SimpleNamespace(on_round_end=lambda round, state, _: states.append(state))
+    callbacks = [Watcher(calls, "a"), Watcher(calls, "b", stop=2), only_end]
     assert train(count, 1, rounds=5, records=records, callbacks=callbacks) == 2
     assert calls == [
         *(("a", "enter"), ("b", "enter"), ("a", "begin", 2), ("b", "begin", 2)),
@@ -62,7 +54,8 @@ def test_callbacks_are_called_in_order_and_see_what_others_added():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(number):
-    before, stop = signal.getsignal(number), StopRequests()
+    stop = StopRequests()
+    usual = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored
 
     def interrupted(state):
         if state == 1:
@@ -71,4 +64,4 @@ def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(numb
 
     assert train(interrupted, 0, rounds=5, records=[], callbacks=[stop]) == 2
     assert stop.asked
-    assert signal.getsignal(number) is before
+    assert signal.signal(number, usual) is signal.default_int_handler

@@ -4,44 +4,31 @@ import json
 import os
 
 import jax
-import pytest
 
 import runs
 from fedjax_bn.run import train
 from fedjax_bn.training import workdir
 
 
-@pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """A workdir whose run was stopped before its first round."""
+def test_what_bits_depend_on_is_recorded_and_what_has_changed_is_said_once(tmp_path, monkeypatch):
     runs.install(monkeypatch)
-    monkeypatch.setattr(train, "_finish", lambda *given: {})
-    runs.run(tmp_path / "run")
-    return tmp_path / "run"
-
-
-def edit(folder, **machine):
-    content = workdir.read_json(folder / "config.json")
-    content["machine"] |= machine
-    (folder / "config.json").write_text(json.dumps(content))
-
-
-def test_config_json_records_what_bits_depend_on(begun):
-    found = workdir.read_json(begun / "config.json")["machine"]
-    assert found["backend"] == jax.default_backend()
-    assert found["device_kind"] == jax.devices()[0].device_kind
-    assert found["cores"] == len(os.sched_getaffinity(0))
-    assert found["environment"]["XLA_FLAGS"] == os.environ.get("XLA_FLAGS", "")
-    assert found["options"]["enable_x64"] is False
-    assert found["cpu"]
-
-
-def test_what_has_changed_since_is_said_once_and_is_no_error(begun):
+    monkeypatch.setattr(train, "_finish", lambda *given: {})  # stopped before its first round
     said = []
-    train.run(runs.config(), begun, say=said.append)
+    for _ in range(2):
+        train.run(runs.config(), tmp_path, say=said.append)
     assert said == []
-    edit(begun, cores=96, environment={"XLA_FLAGS": "--fast", "NPROC": ""})
-    train.run(runs.config(), begun, say=said.append)
+    about = workdir.read_json(tmp_path / "config.json")
+    machine, cores = about["machine"], len(os.sched_getaffinity(0))
+    assert machine["backend"] == jax.default_backend()
+    assert machine["device_kind"] == jax.devices()[0].device_kind
+    assert machine["cores"] == cores
+    assert machine["environment"]["XLA_FLAGS"] == os.environ.get("XLA_FLAGS", "")
+    assert machine["options"]["enable_x64"] is False
+    assert machine["cpu"]
+
+    machine |= {"cores": 96, "environment": {"XLA_FLAGS": "--fast", "NPROC": ""}}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    train.run(runs.config(), tmp_path, say=said.append)
     (sentence,) = said
-    assert f"cores (96 there, {len(os.sched_getaffinity(0))} now)" in sentence
+    assert f"cores (96 there, {cores} now)" in sentence
     assert "environment.XLA_FLAGS ('--fast' there, " in sentence

@@ -8,14 +8,15 @@ from jax.sharding import Mesh
 import runs
 from federations import assert_close, assert_equal
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment import build as module
+from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training import checkpoint, mesh, rounds
-from fedjax_bn.training.evaluation import evaluate
+from fedjax_bn.training.evaluation.evaluate import evaluator
 
 TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}
 TRAINED = np.array([True, False, True])
+TWO_A_BATCH = {"mesh__clients": 1, "mesh__batch": 2}
+STREAMED = {"data__device_megabytes": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +25,13 @@ def tiny(monkeypatch):
 
 
 def prepared(**changes):
-    config = runs.config(rounds=2, **changes)
-    check(config)
-    return config, *train.prepare(config)
+    """The experiment, its keys, and what makes its first state."""
+    return prepare(runs.config(rounds=2, **changes), traced=False)
 
 
 def after_two_rounds(**changes):
-    """The state, and the last metrics, without rows of padding."""
-    _, experiment, keys, start = prepared(**changes)
+    """The state, and what is of clients: its rows without padding, and the last metrics."""
+    experiment, keys, start = prepared(**changes)
     state = start()
     step = rounds.open_rounds(experiment, keys, state).compile(state)
     for _ in range(2):
@@ -43,29 +43,16 @@ def after_two_rounds(**changes):
 def of_clients(state):
     """A state without rows of padding, on the host."""
     rows = len(state.weights)
-    own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
-    return jax.device_get(state._replace(personal=own[0], memory=own[1]))
-
-
-TWO_A_BATCH = {"mesh__clients": 1, "mesh__batch": 2}
-STREAMED = {"data__device_megabytes": 0}
-ONE, TWO = {"clients_per_round": 1}, {"clients_per_round": 2}
-
-
-@pytest.fixture(scope="module")
-def spread():
-    """A state that two devices have trained, and its numbers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
-        return after_two_rounds(mesh__clients=2)
+    personal, memory = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
+    return jax.device_get(state._replace(personal=personal, memory=memory))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mesh__batch": 1} | STREAMED | ONE,
+        {"mesh__batch": 1, "clients_per_round": 1} | STREAMED,
         pytest.param(TWO_A_BATCH | STREAMED, marks=pytest.mark.slow),
-        pytest.param(TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
+        pytest.param({"clients_per_round": 2, "method": "scaffold"}, marks=pytest.mark.slow),
         pytest.param({"local_selection": 2}, marks=pytest.mark.slow),
         pytest.param({"method": "fedrep"}, marks=pytest.mark.slow),
     ],
@@ -79,27 +66,24 @@ def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
 
 
 @pytest.mark.slow
-def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, spread):
+def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
-    state, _ = spread
-    _, experiment, _, start = prepared(mesh__clients=2, **TESTED)
-    scores = evaluate.evaluator(experiment)(state, TRAINED)
-    _, alone, _, begin = prepared(mesh__clients=1, **TESTED)
-    with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
+    state, _ = after_two_rounds(mesh__clients=2)
+    on_mesh, _, start = prepared(mesh__clients=2, **TESTED)
+    scores = evaluator(on_mesh)(state, TRAINED)
+    on_device, _, begin = prepared(mesh__clients=1, **TESTED)
+    with checkpoint.open_folder(tmp_path, keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)
-        on_one = checkpoint.restore(manager, jax.eval_shape(begin))
-    assert_equal(jax.device_get(on_one), of_clients(state))
-    assert evaluate.evaluator(alone)(on_one, TRAINED) == scores
+        alone = checkpoint.restore(manager, jax.eval_shape(begin))
+        assert_equal(jax.device_get(alone), of_clients(state))
+        assert evaluator(on_device)(alone, TRAINED) == scores
 
-    # And back, as NumPy arrays, which were saved before there were meshes.
-    with checkpoint.open_folder(tmp_path / "one", keep=2) as manager:
-        checkpoint.save(manager, 1, jax.tree.map(np.asarray, on_one))
+        checkpoint.save(manager, 2, alone)
         checkpoint.settle(manager)
-        form = mesh.form_on(jax.eval_shape(start), experiment.mesh)
-        on_two = checkpoint.restore(manager, form)
-    assert_equal(of_clients(on_two), of_clients(state))
-    rows = jax.tree.leaves(on_two.personal)[0]
+        again = checkpoint.restore(manager, mesh.form_on(jax.eval_shape(start), on_mesh.mesh))
+    assert_equal(of_clients(again), of_clients(state))
+    rows = jax.tree.leaves(again.personal)[0]
     assert [shard.data.shape[0] for shard in rows.addressable_shards] == [2, 2]
 
 
@@ -108,15 +92,14 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, sprea
     "changes", [{"personalize_samples": 2}, {"validate_with": "global"} | STREAMED]
 )
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
+    changes |= {"eval_batch_size": 4, "adapt_batch_size": 4}
+    changes["adaptations"] = ("running", "tsmobn", "batch", "ensemble", "random_alpha")
     scores = []
     for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
-        texts = (*TESTED["adaptations"], "batch", "ensemble", "random_alpha")
-        _, experiment, _, start = prepared(
-            eval_batch_size=4, **TESTED | {"adaptations": texts}, **devices, **changes
-        )
-        scores.append(evaluate.evaluator(experiment)(start(), TRAINED))
-    for other in scores[1:]:
-        assert_close(other, scores[0], rtol=1e-6)
+        experiment, _, start = prepared(**devices, **changes)
+        scores.append(evaluator(experiment)(start(), TRAINED))
+    for others in scores[1:]:
+        assert_close(others, scores[0], rtol=1e-6)
 
 
 def test_each_device_gets_and_each_process_reads_the_rows_of_its_clients_alone():

@@ -1,11 +1,10 @@
-"""Clients whose own parts are in the host's memory: the same numbers, and safe from kills."""
+"""Clients whose own parts are in the host's memory: the same numbers; test_power_cut.py kills."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
-import test_power_cut as cut
 
 import runs
 from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
@@ -13,15 +12,14 @@ from federations import MapNet, assert_close, variables_of
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import Weighing, weigh_alike
 from fedjax_bn.federation import global_variables, put_rows, take_rows
-from fedjax_bn.run import train
 from fedjax_bn.run.experiment import method
 from fedjax_bn.run.experiment.build import prepare
-from fedjax_bn.training import checkpoint, population, rounds
+from fedjax_bn.training import population, rounds
 from fedjax_bn.training.population import PopulationState
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
 EVERYBODY = np.arange(4, dtype=np.int32)
-FAST = ("scaffold", "fedbn, remembering")
+FAST = ("fedbn, remembering",)  # which has all three parts
 
 
 def on_host(state):
@@ -61,13 +59,9 @@ def test_rounds_of_rows_on_the_host_are_those_of_rows_on_the_device(x64, name):
     assert_close(global_variables(stored), global_variables(state), rtol=1e-12, atol=1e-12)
 
 
-KEYS = {"target": "", "clients_per_round": 2}
-
-
-def assert_same_numbers(told: list[list[dict]]) -> None:
-    for one, other in zip(*told, strict=True):
-        assert sorted(one) == sorted(other)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
+def assert_same_numbers(*folders) -> None:
+    records = [[runs.without_times(line) for line in runs.lines(folder)] for folder in folders]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *records)
 
 
 @pytest.fixture
@@ -75,106 +69,35 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-THREE = {"personalize_samples": 3}
-ODD = {"target": "", "clients_per_round": 3, "population": "host"}
-
-
-@pytest.mark.parametrize(
-    ("devices", "changes"),
-    [
-        pytest.param(
-            (2, 0),
-            {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
-            marks=pytest.mark.slow,  # the next test has a fast one
-        ),
-        pytest.param((2, 0), {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
-        pytest.param((2, 0), {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
-    ],
-)
-def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices, changes):
-    """Three of four clients, so that a row is padding."""
-    told = []
-    for clients, batch in ((1, 0), devices):
-        folder, where = tmp_path / f"{clients}", {"mesh__clients": clients, "mesh__batch": batch}
-        runs.run(folder / f"{batch}", rounds=3, **ODD, **where, **changes)
-        told.append([runs.without_times(x) for x in runs.lines(folder / f"{batch}")])
-    assert_same_numbers(told)
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, what a disk may hold at any moment, and all rows at its checkpoints."""
-    folder, known = tmp_path_factory.mktemp("population") / "run", {}
-    real, disk = checkpoint.save, cut.Disk(folder)
-
-    def save(manager, number, stored):
-        known[number] = everything_of(stored)
-        real(manager, number, stored)
-        manager.wait()
-
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        patch.setattr(checkpoint, "save", save)
-        cut.watch(patch, disk)
-        runs.run(folder, **KILLED)
-        disk.record()
-    return folder, list(disk.images.values()), known
-
-
-KILLED = KEYS | {
-    "population": "host",
-    "rounds": 4,
-    "method": "scaffold",
-    "share": "all_but_batch_norm",
-    "validate_with": "global",
-    "eval_train_loss": True,
-}
-
-
-def everything_of(stored):
-    """The common part and the rows of all clients."""
-    return jax.tree.map(np.array, (stored.state, stored.rows, stored.trained))
+ODD = {"target": "", "clients_per_round": 3, "population": "host", "rounds": 3}
 
 
 @pytest.mark.slow
-def test_a_run_from_the_host_tells_the_numbers_of_one_on_the_device(tiny, recorded, tmp_path):
-    runs.run(tmp_path, **KILLED | {"population": "device"})
-    told = [[runs.without_times(x) for x in runs.lines(f)] for f in (tmp_path, recorded[0])]
-    assert_same_numbers(told)
-    assert "train_loss" in told[0][-1]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
+        {"method": "perfedavg", "personalize_samples": 3},
+        {"local_selection": 2, "weigh": "uniform"},
+    ],
+)
+def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, changes):
+    """Three of four clients, so that a row is padding."""
+    folders = [tmp_path / str(clients) for clients in (1, 2)]
+    for folder in folders:
+        runs.run(folder, mesh__clients=int(folder.name), **ODD, **changes)
+    assert_same_numbers(*folders)
 
 
-def first_stored():
-    """What a run of `KILLED` begins with."""
-    experiment, _, begin = train.prepare(runs.config(**KILLED))
-    return population.start_population(experiment, begin)
-
-
-def last_of_each_checkpoint(images):
-    """For each set of whole checkpoints, the last image that has it: with the most newer rows."""
-    last = {
-        tuple(sorted(name for name in image if name.endswith(checkpoint.CHECKSUMS))): image
-        for image in images
-    }
-    return list(last.values())
-
-
-@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
-    tiny, recorded, tmp_path, every
-):
-    _, images, known = recorded
-    assert len(images) > 20
-    reached = set()
-    for number, image in enumerate(images if every else last_of_each_checkpoint(images)):
-        folder = cut.lay(image, tmp_path / str(number))
-        stored, records = train.resume(folder, first_stored())
-        done = int(stored.round)
-        assert len(records) == done
-        if done:
-            jax.tree.map(np.testing.assert_array_equal, everything_of(stored), known[done])
-        reached.add(done)
-    assert reached == {0, 2, 4}
+@pytest.mark.slow
+def test_a_run_from_the_host_tells_the_numbers_of_one_on_the_device(tiny, tmp_path):
+    changes = {"target": "", "clients_per_round": 2, "method": "scaffold", "rounds": 4}
+    changes |= {"share": "all_but_batch_norm", "validate_with": "global", "eval_train_loss": True}
+    folders = [tmp_path / place for place in ("host", "device")]
+    for folder in folders:
+        runs.run(folder, population=folder.name, **changes)
+    assert_same_numbers(*folders)
+    assert "train_loss" in runs.lines(folder)[-1]
 
 
 @pytest.mark.parametrize(

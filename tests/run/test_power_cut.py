@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import select_round
 
 Image = dict[str, bytes]  # path -> content of what a run continues from
@@ -75,15 +77,12 @@ class Disk:
 
     def known(self, path: Path) -> bool:
         """Whether the name of a file and of all folders above it were waited for."""
-        for place in (path, *path.parents):
-            if place == self.folder:
-                return True
-            if (
-                self.names.get(place.parent.stat().st_ino, {}).get(place.name)
-                != place.stat().st_ino
-            ):
+        places = [path, *path.parents]
+        for place in places[: places.index(self.folder)]:
+            names = self.names.get(place.parent.stat().st_ino, {})
+            if names.get(place.name) != place.stat().st_ino:
                 return False
-        return False
+        return True
 
 
 def watch(monkeypatch, disk: Disk) -> None:
@@ -107,11 +106,28 @@ def watch(monkeypatch, disk: Disk) -> None:
     monkeypatch.setattr(TensorBoard, "on_round_end", before(TensorBoard.on_round_end))
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A straight run, all images, and the state after each of its rounds."""
-    folder, states = tmp_path_factory.mktemp("cut") / "run", {}
-    real, disk = checkpoint.save, Disk(folder)
+HOST = {"target": "", "clients_per_round": 2, "population": "host"}
+HOST |= {"method": "scaffold", "share": "all_but_batch_norm"}
+
+
+class Recorded(NamedTuple):
+    """A straight run, what its disk may hold at any moment, and the states it saved."""
+
+    changes: dict
+    folder: Path
+    images: list[Image]
+    states: dict[int, Any]  # by round
+
+    def start(self) -> Callable:
+        """What makes its first state."""
+        experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **self.changes))
+        return start_population(experiment, start)
+
+
+@pytest.fixture(scope="module", params=[{}, HOST], ids=["device", "host"])
+def recorded(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cut") / "run"
+    real, disk, states = checkpoint.save, Disk(folder), {}
 
     def save(manager, number, state):
         states[number] = jax.tree.map(np.array, state)
@@ -122,11 +138,11 @@ def recorded(tmp_path_factory):
         runs.install(patch)
         patch.setattr(checkpoint, "save", save)
         watch(patch, disk)
-        runs.run(folder, rounds=ROUNDS)
+        runs.run(folder, rounds=ROUNDS, **request.param)
         disk.record()
     for number in disk.kept:
         os.close(number)
-    return folder, list(disk.images.values()), states
+    return Recorded(request.param, folder, list(disk.images.values()), states)
 
 
 def lay(image: Image, folder: Path) -> Path:
@@ -138,34 +154,27 @@ def lay(image: Image, folder: Path) -> Path:
 
 
 def selected_in(folder: Path) -> set[int]:
-    """The rounds of which there is a whole checkpoint of the selected round."""
-    places = [p for p in (folder / "checkpoints" / "selected").iterdir() if p.name.isdecimal()]
-    return {int(place.name) for place in places if is_whole(place)}
+    """The rounds of which there is a checkpoint of the selected round, as `sha256sum` finds it."""
+    rounds = set()
+    for sums in (folder / "checkpoints" / "selected").glob(f"*/{checkpoint.CHECKSUMS}"):
+        pairs = [line.split("  ", 1) for line in sums.read_text().splitlines()]
+        paths = [(digest, sums.parent / name) for digest, name in pairs]
+        if all(p.exists() and sha256(p.read_bytes()).hexdigest() == d for d, p in paths):
+            rounds.add(int(sums.parent.name))
+    return rounds
 
 
-def is_whole(place: Path) -> bool:
-    """Whether a checkpoint has its checksums, as `sha256sum --check` reads them."""
-    sums = place / checkpoint.CHECKSUMS
-    if not sums.exists():
-        return False
-    pairs = [line.split("  ", 1) for line in sums.read_text().splitlines()]
-    paths = [(digest, place / name) for digest, name in pairs]
-    return all(p.exists() and sha256(p.read_bytes()).hexdigest() == d for d, p in paths)
-
-
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
-    straight, images, states = recorded
-    start = train.prepare(runs.config(rounds=ROUNDS))[2]
-    lines, reached = runs.lines(straight), set()
-    assert len(images) > 20
-    for number, image in enumerate(images[::-every]):
+    start, lines, reached = recorded.start(), runs.lines(recorded.folder), set()
+    assert len(recorded.images) > 20
+    for number, image in enumerate(recorded.images[::-every]):
         folder = lay(image, tmp_path / str(number))
         state, records = train.resume(folder, start)
         rounds = int(state.round)
         assert records == lines[:rounds] == runs.lines(folder)
         if rounds:
-            jax.tree.map(np.testing.assert_array_equal, state, states[rounds])
+            jax.tree.map(np.testing.assert_array_equal, state, recorded.states[rounds])
         if any("validation" in record for record in records):
             # Or a later round took its place, which will be reached, and selected, again.
             assert {select_round(records), *range(rounds + 1, ROUNDS + 1)} & selected_in(folder)
@@ -174,25 +183,24 @@ def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path,
 
 
 def test_a_run_that_goes_on_from_one_of_them_ends_with_the_same_bits(recorded, tmp_path):
-    straight, images, states = recorded
-    image = images[np.random.default_rng(5).integers(len(images))]
-    folder = lay(image, tmp_path / "run")
-    runs.run(folder, rounds=ROUNDS)
-    one, two = (list(map(runs.without_times, runs.lines(f))) for f in (folder, straight))
-    assert one == two
-    ended = runs.saved(folder, states[ROUNDS])
-    jax.tree.map(np.testing.assert_array_equal, ended, states[ROUNDS])
-    assert runs.steps(folder, "selected") == runs.steps(straight, "selected")
+    images, last = recorded.images, recorded.states[ROUNDS]
+    folder = lay(images[np.random.default_rng(5).integers(len(images))], tmp_path / "run")
+    runs.run(folder, rounds=ROUNDS, **recorded.changes)
+    places = folder, recorded.folder
+    ends, straight = ([*map(runs.without_times, runs.lines(place))] for place in places)
+    assert ends == straight
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, last), last)
+    assert runs.steps(folder, "selected") == runs.steps(recorded.folder, "selected")
 
 
 def test_a_run_goes_back_to_the_checkpoint_that_its_records_suffice_for(recorded, tmp_path):
-    states = recorded[2]
-    folder = runs.unfinished(tmp_path / "short", runs.config(rounds=ROUNDS))
-    lines = runs.lines_written(folder)
-    (folder / "metrics.jsonl").write_bytes(b"\n".join([*lines[:4], lines[4][:30]]))
-    runs.run(folder, rounds=ROUNDS)
-    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, states[5]), states[5])
-    assert len(runs.lines(folder)) == ROUNDS
+    both = {f"checkpoints/latest/{number}/{checkpoint.CHECKSUMS}" for number in (4, 5)}
+    image = dict([image for image in recorded.images if both <= image.keys()][-1])
+    lines = image["metrics.jsonl"].splitlines()
+    image["metrics.jsonl"] = b"\n".join([*lines[:4], lines[4][:30]])
+    state, records = train.resume(lay(image, tmp_path), recorded.start())
+    jax.tree.map(np.testing.assert_array_equal, state, recorded.states[4])
+    assert len(records) == 4
 
 
 def test_what_a_power_cut_empties_in_a_checkpoint_is_not_needed_but_its_form_is_checked(tmp_path):

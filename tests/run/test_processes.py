@@ -1,5 +1,6 @@
 """Several real processes train as one."""
 
+import json
 import os
 import socket
 import subprocess
@@ -15,34 +16,26 @@ from fedjax_bn.training import population
 from trained import TRAINED, WAYS
 
 
-def start(folder, number, rounds, way, port, module, count=2):
-    """One process of several, with one device."""
-    paths = os.pathsep.join(map(str, (runs.ROOT, runs.ROOT / "tests" / "support", folder.parent)))
-    environment = {
-        "PYTHONPATH": paths,
-        "JAX_NUM_CPU_DEVICES": "1",
-        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(number),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", module, "--distributed", str(folder), str(rounds), way],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.fixture
-def both():
-    """Starts two processes, and ends what is left of them."""
+def both(monkeypatch):
+    """Starts two processes with a device each, and ends what is left of them."""
+    runs.install(monkeypatch)
     started = []
 
-    def begin(folder, rounds, way="all", module="trained"):
+    def begin(folder, rounds, way="all"):
         with socket.create_server(("localhost", 0)) as server:
-            port = server.getsockname()[1]
-        started.extend(start(folder, number, rounds, way, port, module) for number in (0, 1))
+            address = f"localhost:{server.getsockname()[1]}"
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, (runs.ROOT, runs.ROOT / "tests" / "support"))),
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": "2",
+        }
+        command = [sys.executable, "-m", "trained", "--distributed", str(folder), str(rounds), way]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        for number in "01":
+            environment["JAX_PROCESS_ID"] = number
+            started.append(subprocess.Popen(command, env=environment, **pipes))
         return started
 
     yield begin
@@ -52,17 +45,13 @@ def both():
         process.communicate()
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    runs.install(monkeypatch)
-
-
 def assert_same_records(folder):
-    two, one = (runs.lines(folder / name) for name in ("two", "one"))
-    for ours, theirs in zip(two, one, strict=True):
-        assert ours.keys() == theirs.keys()
-        for key in {"loss", "weights", "accuracy", "validation", "unseen"} & ours.keys():
-            assert_close(ours[key], theirs[key], rtol=1e-4)
+    keys = ("loss", "weights", "accuracy", "validation", "unseen")
+    records = [
+        [{key: record.get(key) for key in keys} for record in runs.lines(folder / name)]
+        for name in ("two", "one")
+    ]
+    assert_close(*records, rtol=1e-4)
 
 
 def assert_ended(pair):
@@ -72,10 +61,14 @@ def assert_ended(pair):
     assert "clients" not in said[1][0]
 
 
+# What both learn of the first, its error, and whether any was asked to stop.
+SAID = [{"a": ["0", "ü" * 999]}, "WorkdirError: " + "é" * 300, [False, True], None]
+
+
 def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     """Each with its own clients' samples and rows; what the first has written is read here."""
     pair = both(tmp_path / "two", 2)
-    alone = runs.run(tmp_path / "one", **TRAINED)
+    runs.run(tmp_path / "one", **TRAINED)
     assert_ended(pair)
 
     for kind in ("latest", "selected"):
@@ -84,8 +77,12 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-5)  # float32: sums in another order
     assert_same_records(tmp_path)
-    assert len([*(tmp_path / "two").rglob("*.xplane.pb")]) == 1  # of the first process
-    assert alone["accuracy"].keys() == {"internal", "unseen"}
+
+    for name in ("said0", "said1"):
+        *said, differs, needless = json.loads((tmp_path / name).read_text())
+        assert said == SAID
+        assert differs.startswith("ConfigError: the data of process 1 is not that of process 0")
+        assert needless == []
 
 
 @pytest.mark.slow
@@ -97,6 +94,8 @@ def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both,
     runs.run(tmp_path / "one", **changes)
     assert_ended(pair)
     assert_same_records(tmp_path)
+    profiles = [*(tmp_path / "two").rglob("*.xplane.pb")]
+    assert len(profiles) == ("profile" in changes)  # of the first process
     models = [models_in(tmp_path / name, changes) for name in ("two", "one")]
     assert_close(*models, rtol=1e-4, atol=1e-5)
 
@@ -107,47 +106,8 @@ def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both,
 
 def models_in(folder, changes):
     """All that clients have of their own in the newest checkpoint."""
-    config = runs.config(**changes)
-    experiment, _, begin = train.prepare(config)
+    experiment, _, begin = train.prepare(runs.config(**changes))
     state = runs.saved(folder, population.start_population(experiment, begin)())
     if isinstance(state, population.PopulationState):
         return state.rows
     return state.personal, state.memory
-
-
-TALKS = """
-import os, sys, time
-from fedjax_bn.arguments import errors
-from fedjax_bn.training.together import any_asked, by_first, join, require_same
-
-def refuse():
-    raise errors.WorkdirError("é" * 300)
-
-def words(act, *given):
-    try:
-        return act(*given)
-    except errors.UserError as error:
-        return f"{type(error).__name__}: {error}"
-
-if __name__ == "__main__":
-    join(True, timeout=60)
-    mine = os.environ["JAX_PROCESS_ID"]
-    print([
-        by_first(lambda: {"a": [mine, "ü" * 999]}) == {"a": ["0", "ü" * 999]},
-        words(by_first, refuse) == "WorkdirError: " + "é" * 300,
-        [any_asked(asked) for asked in (False, mine == "1")],
-        require_same("the data", {"b": 1}),
-        words(require_same, "the data", mine)[:61],
-    ], file=open(sys.argv[-3] + mine, "w"))
-"""
-
-
-def test_two_processes_learn_what_the_first_does_its_errors_and_whether_they_agree(tmp_path, both):
-    (tmp_path / "talks.py").write_text(TALKS)
-    pair = both(tmp_path / "said", 0, module="talks")
-    said = [process.communicate(timeout=100) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-    differs = "ConfigError: the data of process 1 is not that of process 0: "[:61]
-    for number in "01":
-        right = [True, True, [False, True], None, differs]
-        assert (tmp_path / f"said{number}").read_text() == f"{right}\n"

@@ -11,14 +11,13 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.training import workdir
-from fedjax_bn.training.machine import RANDOM
-from fedjax_bn.training.workdir import CLAIM, Record
+from fedjax_bn.training.workdir import CLAIM, RANDOM, Record
 
 LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
 # These keys do not change results: where data and compiled programs are kept, which images are too
 # large, what is written in addition, and the devices, except for the order of sums
-# (`machine.difference`).
+# (`workdir.difference`).
 _MAY_DIFFER = {
     "compilation_cache",
     "data.cache",
