@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from fedjax_bn.arguments.ranges import BY_KIND, Range, refusal, stated_range
+from fedjax_bn.arguments.ranges import BY_KIND, Range, stated_range
 from fedjax_bn.arguments.text import brief, nearest, one_line
 
 Table = Mapping[str, Callable[..., Any]]
@@ -34,6 +34,15 @@ class Argument(NamedTuple):
     range: Range = BY_KIND[bool]  # the allowed values of this type
     meaning: str = ""  # what it is for, of keys of the configuration
     is_choice: bool = False  # whether its value may be a choice with arguments of its own
+
+    def refusal(self, value: Any) -> str:
+        """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
+        if value is None and self.default is None:
+            return ""
+        if type(value) is self.kind:
+            return self.range.refusal(value)
+        name = "a tuple of names" if self.kind is tuple else self.kind.__name__
+        return f"is of type {type(value).__name__}, but it must be {name}"
 
 
 def read_choice(
@@ -59,8 +68,6 @@ def read_choice(
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
     settable = plain_arguments(function, given) | dict(extra or {})
-    if changes and not settable:
-        raise ValueError(f"{what}: {name} takes no arguments")
     chosen: dict[str, Any] = {}
     choice = ""  # the last key, if its value is a choice that may have arguments too
     for change in changes:
@@ -69,10 +76,10 @@ def read_choice(
             chosen[choice] += f":{change}"
             continue
         if key not in settable or not equals:
-            keys = ", ".join(sorted(settable))
+            keys = ", ".join(sorted(settable)) or "none"
             raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
         chosen[key] = parsed(value, settable[key].kind)
-        if problem := misfit(chosen[key], settable[key]):
+        if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")
         choice = key if settable[key].is_choice else ""
     for key, argument in settable.items():
@@ -94,18 +101,13 @@ def parsed(text: str, kind: type = object) -> Any:
 
     Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
     """
+    if kind is float:
+        with suppress(ValueError):
+            return float(text)
     # A name or a path is no literal and stays a text; so does what looks like code.
     value: Any = text
-    no_literal = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # deep nesting
-    with suppress(*no_literal), warnings.catch_warnings(action="ignore"):  # of "1or 2"
-        value = ast.literal_eval(text)
-    if kind is float and type(value) in (int, float, str):
-        try:
-            return float(value)
-        except OverflowError:  # an integer of hundreds of digits
-            return float("inf")
-        except ValueError:
-            return value
+    with suppress(ValueError, TypeError, SyntaxError), warnings.catch_warnings(action="ignore"):
+        value = ast.literal_eval(text)  # which warns of "1or 2"
     if kind is str:
         return value if isinstance(value, str) else text
     if kind is tuple and isinstance(value, str):
@@ -113,18 +115,6 @@ def parsed(text: str, kind: type = object) -> Any:
     if kind is tuple and isinstance(value, tuple | list):
         return tuple(entry if isinstance(entry, str) else brief(entry) for entry in value)
     return value
-
-
-def misfit(value: Any, argument: Argument) -> str:
-    """Returns why a value is not allowed for an argument, such as "must be ..."; "" if it is."""
-    kind, default = argument.kind, argument.default
-    if value is None and default is None:
-        return ""
-    if type(value) is kind:
-        return refusal(value, argument.range)
-    name = "a tuple of names" if kind is tuple else kind.__name__
-    such = "" if default in (None, REQUIRED, ()) else f", such as its default {brief(default)}"
-    return f"is of type {type(value).__name__}, but it must be {name}{such}"
 
 
 def plain_arguments(
@@ -140,10 +130,9 @@ def plain_arguments(
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
             arguments = plain_arguments(signature.return_annotation, given) | arguments
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            kind = _kind(parameter)
+            kind, default = _kind(parameter), parameter.default
             if kind and key not in given:
                 allowed = stated_range(parameter.annotation) or BY_KIND[kind]
-                default = parameter.default
                 if kind is float and type(default) is int:
                     default = float(default)
                 arguments[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
@@ -193,16 +182,12 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
     if refusal := _REFUSED.get()(name):
         raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {refusal}")
     try:
-        imported = importlib.import_module(module)
+        return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
         raise ValueError(
-            f"{what}: module {module!r} cannot be imported ({type(error).__name__}: "
-            f"{one_line(error)}); it must be in the current folder or be installed"
+            f"{what}: {name} cannot be imported ({type(error).__name__}: {one_line(error)}); its "
+            "module must be in the current folder or be installed"
         ) from error
-    function = getattr(imported, attribute, None)
-    if not callable(function):
-        raise ValueError(f"{what}: module {module!r} has no function or class {attribute!r}")
-    return function
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 _LONGEST = 100  # characters of a file's name; endings and temporary files need some of the 255
-_DIGEST = 16  # bytes
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.+=@,() ")
 _OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
@@ -15,18 +14,15 @@ _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 
 def brief(value: Any) -> str:
     """Returns a value as messages show it: its `repr`, shortened if it is long."""
-    try:
-        return _cut(repr(value), 200)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or a deeply nested list
-        return f"a {type(value).__name__} too long to show"
+    return _cut(repr(value), 200)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns the end of an error message: the most similar valid name, and all valid ones."""
     valid = sorted(valid)
-    lower = {option.lower(): option for option in valid}
-    close = difflib.get_close_matches(name.lower()[:100], lower, 1, 0.5)
-    hint = f"; did you mean {lower[close[0]]!r}?" if close else ";"
+    by_lower_case = {option.lower(): option for option in valid}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.5)
+    hint = f"; did you mean {by_lower_case[close[0]]!r}?" if close else ";"
     return f"{hint} valid are {', '.join(valid)}"
 
 
@@ -52,7 +48,7 @@ def file_name(text: str) -> str:
     name = "".join(coded) or "%"
     if len(name) <= _LONGEST:
         return name
-    digest = hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+    digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
     # No coded text holds "%~", so a shortened name never equals a whole one.
     return f"{name[: _LONGEST - len(digest) - 2]}%~{digest}"
 

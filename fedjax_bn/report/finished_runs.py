@@ -22,7 +22,7 @@ from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lin
 APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
-        *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels", "population"),
+        *("data.path", "data.cache", "data.device_megabytes", "population"),
         *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
         *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )

@@ -12,7 +12,7 @@ from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.federation import traffic
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
-from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
@@ -30,18 +30,17 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     targets.json. `write_report` makes the plots and the page of a finished run's folder. Of several
     processes only the first one writes and prints.
     """
+    say: Callable[[str], None] = print if first() else lambda text: None
     if config.target != "each":
         summaries = _train_one(config, folder, write_report)
-        if first():
-            print(f"\n{score_tables.comparison(summaries)}")
-            print(f"\nsummary.json, plots and report.html are in {folder}")
+        say(f"\n{score_tables.comparison(summaries)}")
+        say(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}
     for target in domain_names(config):
         target_config = config.copy_and_resolve_references()
         target_config.target = target
-        if first():
-            print(f"\ntarget {shown(target)}")
+        say(f"\ntarget {shown(target)}")
         by_target[target] = _train_one(target_config, folder / file_name(target), write_report)
     if not first():
         return
@@ -54,8 +53,8 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
         workdir.write_json(folder / "targets.json", content)
     named = {score_tables.heading(key): row for key, row in rows.items()}
     score = score_tables.score_of(next(iter(by_target.values()))[0])
-    print(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
-    print(f"\ntargets.json and a folder a target are in {folder}")
+    say(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
+    say(f"\ntargets.json and a folder a target are in {folder}")
 
 
 def _train_one(
@@ -93,30 +92,25 @@ def describe_run(config: ConfigDict) -> str:
     labels = label_forms(internal.domains[0].train, (size,))
     leaves = jax.tree.leaves((images, labels))
     shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-    sent = traffic(experiment.method, state, batches)
-    changed = [
-        (name, plan.keys[name]) for name in keys() if plan.keys[name] != keys()[name].default
-    ]
-    named = internal.domains[: plan.clients_named]
-    lines = ["keys that differ from their defaults:"]
-    lines += [f"  {name}={value}" for name, value in changed]
-    lines += [
-        f"{plan.method} on {plan.model}, {len(internal.domains):,} clients of {internal.name}, "
+    sent, clients = traffic(experiment.method, state, batches), len(internal.domains)
+    changed = [f"  {k}={plan.keys[k]}" for k, key in KEYS.items() if plan.keys[k] != key.default]
+    unseen = ["unseen:", *map(_samples, experiment.unseen)] if experiment.unseen else []
+    unnamed = clients - plan.clients_named
+    lines = (
+        "keys that differ from their defaults:",
+        *changed,
+        f"{plan.method} on {plan.model}, {clients:,} clients of {internal.name}, "
         f"{plan.rounds} rounds",
         "samples of clients (training, validation, test):",
-        *map(_samples, named),
-    ]
-    if len(named) < len(internal.domains):
-        lines.append(f"  and {len(internal.domains) - len(named):,} more")
-    if experiment.unseen:
-        lines += ["unseen:", *map(_samples, experiment.unseen)]
-    lines += [
+        *map(_samples, internal.domains[: plan.clients_named]),
+        *([f"  and {unnamed:,} more"] if unnamed > 0 else []),
+        *unseen,
         f"a batch: {shapes}; the largest client makes {steps} steps a round",
         # A run of few among many clients has one row here: the number of clients is the data's.
         partition_table(experiment, state).partition("\n")[2],
         f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
         *experiment.notes,
-    ]
+    )
     return "\n".join(lines)
 
 
@@ -131,19 +125,18 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     result, files = evaluate_finished.run(folder, request)
     part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
-    tables = {
-        f"unseen, {score} %": _transposed(result["unseen"]),
-        f"internal, {tested}{score} %": result["internal"],
-    }
-    for title, rows in tables.items():
-        if rows:
-            print(f"\n{score_tables.accuracies(rows, title)}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    tables = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
-    tables[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
-    for title, rows in tables.items():
+    tables = [
+        (_transposed(result["unseen"]), f"unseen, {score} %"),
+        (result["internal"], f"internal, {tested}{score} %"),
+    ]
+    whose = f"internal, own{tested and f' ({part})'}"
+    of_measures = [(rows, f"unseen, {domain}") for domain, rows in measures["unseen"].items()]
+    of_measures += [(_transposed(measures["internal"]), whose)]
+    tables += [(*table, score_tables.OF_MEASURES) for table in of_measures]
+    for rows, *words in tables:
         if rows:
-            print(f"\n{score_tables.accuracies(rows, title, score_tables.OF_MEASURES)}")
+            print(f"\n{score_tables.accuracies(rows, *words)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
 
 

@@ -38,12 +38,7 @@ from fedjax_bn.run.experiment.build import (
     choose_adaptations,
     read_evaluation,
 )
-from fedjax_bn.run.experiment.datasets import (
-    check_data_keys,
-    dataset_name,
-    decoding,
-    read_data,
-)
+from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
@@ -102,16 +97,16 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     keep_compiled(trained.compilation_cache)
     with finished.recorded_code(folder, about, typed.values(), request.trust), as_config_errors():
         result, contents = _tested(folder, request, about, trained, config, say)
-    start = file_name(request.name)
-    paths = [folder / "evaluations" / f"{start}{end}" for end in (*contents, ".json")]
+    place, start = folder / "evaluations", file_name(request.name)
+    files = {place / f"{start}{end}": content for end, content in contents.items()}
     with owned(folder, wait=True):
-        workdir.write_json(paths[-1], result)
-        for path, content in zip(paths, contents.values(), strict=False):
+        workdir.write_json(place / f"{start}.json", result)
+        for path, content in files.items():
             if callable(content):
                 workdir.write_picture(path, content)
             else:
                 workdir.write_atomically(path, content)
-    return result, [path for path in paths if path.exists()]
+    return result, [path for path in (*files, place / f"{start}.json") if path.exists()]
 
 
 def _tested(
@@ -164,9 +159,10 @@ def _tested(
             result["notes"] = [TESTED_ON_VALIDATION]
     if any(measures.values()):
         result["measures"] = measures
+    score = experiment.task.score.name
     if not experiment.task.classifies:
-        result["score"] = experiment.task.score.name
-    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], experiment.task.score.name))
+        result["score"] = score
+    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], score))
     files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
@@ -188,7 +184,6 @@ def _domains_to_test(
         )
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
-    check_data_keys(config)
     data = read_new(config, trained, form)
     tested = unseen_only(data, target=config.target, seed=config.seed)
     if request.resize:  # arrays; image files are decoded to the run's size anyway
@@ -196,27 +191,28 @@ def _domains_to_test(
         domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
-    test_labels = form_of_labels(labels)
-    run_form = _form_in_words(form, form["shape"], form["dtype"], form["num_classes"])
-    test_form = _form_in_words(
-        test_labels, list(images.shape[1:]), str(images.dtype), tested.num_classes
-    )
-    if test_form != run_form:
+    tested_form = form_of_labels(labels) | {
+        "shape": list(images.shape[1:]),
+        "dtype": str(images.dtype),
+        "num_classes": tested.num_classes,
+    }
+    if _in_words(tested_form) != _in_words(form):
         raise ConfigError(
-            f"the run was trained on samples of {run_form}, but those to test have {test_form}: "
-            "give data of the same form; --resize brings images to the run's size"
+            f"the run was trained on samples of {_in_words(form)}, but those to test have "
+            f"{_in_words(tested_form)}: --resize brings images to the run's size"
         )
     return tested
 
 
-def _form_in_words(labels: Record, shape: list[int], dtype: str, classes: int) -> str:
-    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
-    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
+def _in_words(form: Record) -> str:
+    labels = next((kind for kind in ("masks", "boxes") if kind in form), "one class")
+    shape, dtype, classes = form["shape"], form["dtype"], form["num_classes"]
+    return f"shape {shape} ({dtype}) in {classes} classes, with {labels} each"
 
 
 def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
     """Returns the data to test, see the module's docstring; errors are those of the readers."""
-    name, domains = dataset_name(config), config.data.domains
+    name, domains = config.data.name.partition(":")[0], config.data.domains
     path = Path(config.data.path).expanduser()
     moved = config.data.path and config.data.path != trained.data.path
     if not moved or not (config.data.name == trained.data.name or name in _OF_USERS):
@@ -246,8 +242,8 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     if not roots or not roots.keys() >= set(domains):
         raise ConfigError(
             f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
-            f"{', '.join(roots) or 'no domain'}: give a folder DOMAIN/CLASS/*.jpg, or CLASS/*.jpg "
-            f"of one domain, CLASS of {', '.join(classes)}"
+            f"{', '.join(roots) or 'no domain'}: give DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one "
+            f"domain, CLASS of {', '.join(classes)}"
         )
     roots = {domain: roots[domain] for domain in domains or roots}
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
@@ -275,7 +271,7 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
     if data_hash(built) != about["data"]:
         raise WorkdirError(
             f"the data in {moved.data.path or moved.data.name} are not those of the run (their "
-            "hash differs): give --config.data.path of the data it was trained on"
+            "hash differs): give --config.data.path"
         )
     return built
 
@@ -290,11 +286,11 @@ def _served_scores(
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     served = experiment._replace(unseen=tuple(tests.values()))
     scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
-    rows = {}
-    for spelling in experiment.adaptations:
-        row = [scores[tests[id(domain.test)].name][spelling] for domain in domains]
-        rows[spelling] = by_client(names, row, built.plan.clients_named)
-    return rows
+    split_scores = [scores[tests[id(domain.test)].name] for domain in domains]
+    return {
+        text: by_client(names, [row[text] for row in split_scores], built.plan.clients_named)
+        for text in experiment.adaptations
+    }
 
 
 def _plots(

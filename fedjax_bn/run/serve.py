@@ -16,7 +16,7 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
-from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config.keys import assign
 from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
@@ -77,7 +77,7 @@ def run(
                 raise
             say(f"served without programs: {error}")
         write_served(to, facts, variables, programs)
-    of_client = f", the model of {shown(client)}," if client else ""
+    of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
     options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
     out = ("--out", "FOLDER") if experiment.task.segments else ()
@@ -93,7 +93,6 @@ def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -
         if key != "adaptations":
             raise ConfigError(f"config.{key} is the run's own: `serve` takes adaptations alone")
         assign(config, key, value)
-    check(config)
     names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
     served = tuple(value for value, name in names.items() if name != ensemble.__name__)
     if changes and len(served) < len(names):
@@ -128,10 +127,8 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
         masks=config.data.large if experiment.task.segments else "",
     )
     if slices := slices_in(config, form):
-        window = tuple(slices.window)
-        return facts._replace(
-            channels=slices.channels, crop=slices.crop, plane=slices.plane, window=window
-        )
+        scans = {key: getattr(slices, key) for key in ("channels", "crop", "plane")}
+        return facts._replace(**scans, window=tuple(slices.window))
     return facts
 
 
@@ -153,8 +150,7 @@ def _notes(
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError(
-            "serve writes a model whose outputs are probabilities of classes, and this run has a "
-            "detector: use fedjax_bn.tasks.detection in Python"
+            "serve writes no detector, as this run's is: use fedjax_bn.tasks.detection in Python"
         )
     if experiment.evaluation.personalization:
         yield (

@@ -14,7 +14,7 @@ from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.files.finished import restore_state
-from fedjax_bn.run.files.ownership import check_claim, claim, owned
+from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
@@ -73,7 +73,7 @@ def run(
     say = say if first() else lambda line: None
     require_same("the configuration", plan.keys)
     require_same("the data", about["data"])
-    by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
+    by_first(lambda: claim(folder, plan.keys, about, plan.follows, write=False))
 
     # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
     # patience has fewer rounds, and stays as it is.
@@ -136,10 +136,6 @@ def _finish(
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
     complete = len(records) >= plan.rounds or out_of_patience(records, plan.patience)
-    if 0 < plan.profile <= len(records):
-        say(f"round {plan.profile} is done, so no new profile of it is written")
-    elif plan.profile and not complete:
-        say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
 
     # 5. Train. The summary marks the run as finished: only pictures, which may fail, follow it.
     compile_seconds = 0.0

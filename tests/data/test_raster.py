@@ -52,7 +52,7 @@ def test_other_formats_of_pillow_are_not_opened(kind):
 def test_all_images_above_one_stated_size_are_refused_in_one_way(tmp_path, side):
     """Pillow itself warns of 144 megapixels, and refuses 196; warnings are errors here."""
     header = b"P5 %d %d 255\n" % (side, side)
-    with pytest.raises(ValueError, match=rf"{side} x {side} .*data\.max_megapixels"):
+    with pytest.raises(ValueError, match=rf"{side} x {side} .*max_megapixels"):
         read(tmp_path, header)
     assert open_raster(header, max_megapixels=side**2 / 1e6).size == (side, side)
 

@@ -29,7 +29,8 @@ def folder(straight, tmp_path):
 
 def read_all(folder) -> None:
     """Reads a workdir as a run that continues and an evaluation do."""
-    ownership.check_claim(folder, dict(flatten(runs.config())), json_of(folder / "config.json"))
+    about = json_of(folder / "config.json")
+    ownership.claim(folder, dict(flatten(runs.config())), about, write=False)
     finished.read_about(folder)
     workdir.read_json(folder / "summary.json", workdir.SUMMARY)
     workdir.read_lines(folder / "metrics.jsonl", 6)

@@ -18,7 +18,7 @@ QUICK = f"{runs.ROOT}/configs/quickstart.py"
 
 # arguments after --config QUICK, and what the message must hold
 MISTAKES = [
-    (["--config.rounds"], ["--config.rounds has no value"]),
+    (["--config.rounds"], ["config.rounds=''"]),
     (["--config.method=fedbm"], ["'fedbm'", "did you mean 'fedbn'?", "singleset"]),
     (["--config.model=ResNet19"], ["'ResNet19'", "did you mean 'ResNet18'?", "DigitCNN"]),
     (["--config.data.name=cifar"], ["'cifar'", "did you mean 'cifar10_c'?", "digits, digits_dg"]),

@@ -19,7 +19,7 @@ from fedjax_bn.arguments.choices import REQUIRED, plain_arguments, read_choice
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
-from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.method import AUGMENTATIONS, MODELS
@@ -164,7 +164,7 @@ TABLES = {
     "weights": configured_method.WEIGHING,
     "augmentations": AUGMENTATIONS,
     "configs": config_file.packaged_configs(),
-    "keys": keys(),
+    "keys": KEYS,
 }
 
 
@@ -184,7 +184,7 @@ def test_a_list_has_an_entry_with_words_for_each_on_narrow_lines(kind, capsys):
 
 
 def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
-    for name, key in keys().items():
+    for name, key in KEYS.items():
         assert re.fullmatch(r"[A-Z].*\.", key.meaning), name
         assert key.default is None or key.range.holds(key.default), name
 

@@ -113,6 +113,8 @@ def test_code_runs_at_its_users_word(foreign, monkeypatch, capsys, tmp_path, wor
         given.append("--trust")
     else:
         monkeypatch.syspath_prepend(tmp_path)
+    if word == "path":
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     if word == "typed":
         (code,) = tmp_path.glob("code*.py")
         given.append(f"--config.adaptations={code.stem}:adapt,tsmobn")

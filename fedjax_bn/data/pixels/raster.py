@@ -54,7 +54,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
     if width * height > max_megapixels * 1e6:
         raise ValueError(
             f"{width} x {height} pixels are more than the {max_megapixels:g} megapixels of "
-            "data.max_megapixels"
+            "max_megapixels"
         )
     if image.format == "PNG" and b"eXIf" in content:  # EXIF may follow the pixels
         image.load()

@@ -3,7 +3,6 @@
 A key means the same everywhere. `fedjax-bn list keys` prints all keys.
 """
 
-import os
 import re
 from typing import Any
 
@@ -28,31 +27,14 @@ from fedjax_bn.arguments.ranges import (
     Share,
     Steps,
     StepsOr0,
-    one_of,
-    printable,
     stated_range,
 )
 from fedjax_bn.data.division.choices import PARTITION, PROTOCOLS, SIZES
 
 
-def _is_path(path: str) -> bool:
-    unknown_home = path.startswith("~") and os.path.expanduser(path) == path
-    return printable(path) and not unknown_home
-
-
-def _is_folder(path: str) -> bool:
-    # Without such a beginning, a slip such as "None" would make a folder of that name.
-    begins = re.match(r"\.{0,2}/|~|(gs|s3|az|hf)://.", path)
-    return not path or (bool(begins) and _is_path(path))
-
-
-def _are_patterns(texts: tuple[str, ...]) -> bool:
-    return len(texts) % 2 == 0 and all(pattern.count("{}") == 1 for pattern in texts)
-
-
 def _is_expression(pattern: str) -> bool:
     try:
-        return printable(pattern) and bool(re.compile(pattern))
+        return bool(re.compile(pattern))
     except re.error:
         return False
 
@@ -61,15 +43,15 @@ _EPOCHS = Range(
     "whole numbers above 0 and below 100000",
     lambda entries: all(re.fullmatch("[1-9][0-9]{0,4}", str(entry)) for entry in entries),
 )
-_PATH = Range("a path, whose ~NAME is a user here", _is_path)
+# Without such a beginning, a slip such as "None" would make a folder of that name.
 _FOLDER = Range(
     "empty, or a folder that begins with /, ./, ../ or ~, or a bucket such as gs://NAME",
-    _is_folder,
+    lambda path: not path or bool(re.match(r"\.{0,2}/|~|(gs|s3|az|hf)://.", path)),
 )
 _PATTERNS = Range(
     "patterns of an image and of its mask in turn, each with {} once, such as "
     "images/{}.png,masks/{}_mask.png",
-    _are_patterns,
+    lambda texts: len(texts) % 2 == 0 and all(pattern.count("{}") == 1 for pattern in texts),
 )
 _EXPRESSION = Range("a regular expression of Python", _is_expression)
 
@@ -84,10 +66,11 @@ def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
 
 def _name(meaning: str, *names: str) -> Argument:
     """Returns a key that is one of some names, the first by default."""
-    return Argument(str, names[0], one_of(*names), meaning)
+    return Argument(str, names[0], Range.one_of(*names), meaning)
 
 
-_KEYS = {
+# Dotted name -> type, default, range and meaning.
+KEYS = {
     "method": _key(
         "fedbn",
         "The method: a name of `list methods` with its options, such as fedprox:mu=0.1, or your "
@@ -99,7 +82,7 @@ _KEYS = {
         "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
         "own package.module:Class:key=value.",
     ),
-    "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub.", _PATH),
+    "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
     "compute_dtype": _name(
         "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
     ),
@@ -135,7 +118,6 @@ _KEYS = {
     "start_from": _key(
         "",
         "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
-        _PATH,
     ),
     "share": _key(
         "",
@@ -168,7 +150,7 @@ _KEYS = {
         *("auto", "device", "host"),
     ),
     "participation.draw": _name("Chances of clients: equal, or by samples.", "uniform", "by_size"),
-    "participation.trace": _key("", "File that says which clients are available when.", _PATH),
+    "participation.trace": _key("", "File that says which clients are available when."),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
     "privacy.clip": _key(
         0.0, "Norm to which updates are clipped (docs/privacy.md). 0: none.", AtLeast0
@@ -223,9 +205,8 @@ _KEYS = {
     "profile": _key(0, "Round, from 1, traced into WORKDIR/profile. 0: none.", RoundsOr0),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
-    "data.path": _key("", "File or folder of a dataset that is not embedded.", _PATH),
+    "data.path": _key("", "File or folder of a dataset that is not embedded."),
     "data.image_size": _key(28, "Side of the square images in pixels.", Pixels),
-    "data.max_megapixels": _key(100.0, "Millions of pixels that an image file may have.", Above0),
     "data.orientation": _name(
         "How image files are read: turned by their EXIF, or as stored, as torchvision does.",
         *("upright", "stored"),
@@ -283,15 +264,10 @@ _KEYS = {
 }
 
 
-def keys() -> dict[str, Argument]:
-    """Returns all keys, dotted name -> its type, default, range and meaning."""
-    return _KEYS
-
-
 def base() -> ConfigDict:
     """Returns all keys with their defaults; a config file changes what it needs."""
     nested: dict[str, Any] = {}
-    for name, key in keys().items():
+    for name, key in KEYS.items():
         group, _, key_name = name.rpartition(".")
         place = nested.setdefault(group, {}) if group else nested
         place[key_name] = placeholder(key.kind) if key.default is None else key.default

@@ -7,10 +7,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.choices import Argument, Table, misfit, parsed, read_choice
+from fedjax_bn.arguments.choices import Argument, Table, parsed, read_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.run.config.defaults import base, keys
+from fedjax_bn.run.config.defaults import KEYS, base
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
@@ -32,8 +32,7 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
 
 def assign(config: ConfigDict, key: str, text: str) -> None:
     """Sets a dotted key to the value of a text; raises ConfigError as `override`."""
-    _check_key(key)
-    value = parsed(text, keys()[key].kind)
+    value = parsed(text, _argument(key).kind)
     _check_value(key, value)  # before ml_collections, whose message has no range
     with config.unlocked():
         config.update_from_flattened_dict({key: value})
@@ -45,41 +44,32 @@ def check(config: ConfigDict) -> None:
     Raises:
       ConfigError: a check fails; the message has the key, its value and what is allowed.
     """
-    check_keys(config)
-    if config.privacy.noise and not config.privacy.clip:
-        raise ConfigError(
-            f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
-            "above 0"
-        )
-
-
-def check_keys(config: ConfigDict) -> None:
-    """Raises ConfigError unless a configuration has all keys and no others, of types and ranges."""
     values = dict(flatten(config))
     for name, value in values.items():
-        _check_key(name)
         _check_value(name, value)
-    if missing := keys().keys() - values.keys():
+    if missing := KEYS.keys() - values.keys():
         raise ConfigError(
             f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
-            "fedjax_bn.run.config.keys.base()"
+            "fedjax_bn.run.config.base()"
         )
+    if config.privacy.noise and not config.privacy.clip:
+        raise ConfigError("config.privacy.noise is in units of privacy.clip: set that above 0")
 
 
-def _check_key(name: str) -> None:
-    """Raises ConfigError with the nearest keys if there is no dotted key of that name."""
-    if name in keys():
-        return
+def _argument(name: str) -> Argument:
+    """Returns the key of a dotted name; a ConfigError with the nearest keys if there is none."""
+    if name in KEYS:
+        return KEYS[name]
     # A name may be a group of keys, or a key without its group: `momentum`.
-    likely = [key for key in sorted(keys()) if key.startswith(f"{name}.")]
-    likely += [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2]]
-    likely = likely or difflib.get_close_matches(name, keys())
+    likely = [key for key in sorted(KEYS) if key.startswith(f"{name}.")]
+    likely += [key for key in KEYS if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    likely = likely or difflib.get_close_matches(name, KEYS)
     hint = f"did you mean {' or '.join(map(repr, dict.fromkeys(likely)))}? " if likely else ""
     raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
 def _check_value(name: str, value: Any) -> None:
-    if problem := misfit(value, keys()[name]):
+    if problem := _argument(name).refusal(value):
         raise ConfigError(f"config.{name}={brief(value)} {problem}")
 
 

@@ -33,7 +33,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choice_of, choose
+from fedjax_bn.run.config.keys import choice_of
 
 # `read(config)` with the options of `data.name`; the docstring's first line describes the dataset
 _Read = Callable[..., Source | Dataset]
@@ -42,8 +42,7 @@ _Window = Annotated[int, Range("0, or from 2 to 1000000", lambda n: n == 0 or 2 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
     """Returns how image files are decoded, as arguments of `folders.folder_source`."""
-    keys = ("max_megapixels", "orientation")
-    return {"cache": _cache_folder(config)} | {key: config.data[key] for key in keys}
+    return {"cache": _cache_folder(config), "orientation": config.data.orientation}
 
 
 def _cache_folder(config: ConfigDict) -> Path | None:
@@ -86,13 +85,12 @@ def _read_npz(config: ConfigDict) -> Source:
     return npz.load_npz(_path(config), domains=config.data.domains)
 
 
-_read_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
+_read_class_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
 
 
-def _read_own(config: ConfigDict) -> Source | Dataset:
+def _read_folders(config: ConfigDict) -> Source | Dataset:
     """Images in folders, DOMAIN/CLASS/*.jpg, of one's own; or arrays, if the path is a `.npz`."""
-    read = _read_npz if Path(_path(config)).suffix == ".npz" else _read_folders
-    return read(config)
+    return (_read_npz if _path(config).endswith(".npz") else _read_class_folders)(config)
 
 
 def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any) -> Source:
@@ -101,10 +99,7 @@ def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any
 
 
 def _read_abide(
-    config: ConfigDict,
-    atlas: str = "",
-    window: _Window = 32,
-    stride: Steps = 1,
+    config: ConfigDict, atlas: str = "", window: _Window = 32, stride: Steps = 1
 ) -> Source:
     """ABIDE I: patients with autism and controls, classified by connectomes, one domain a site.
 
@@ -114,14 +109,8 @@ def _read_abide(
       window: time points of a connectome; 0 for all.
       stride: time points between the starts of two windows.
     """
-    return abide.load_abide(
-        _path(config),
-        sites=config.data.domains,
-        atlas=atlas,
-        window=window,
-        stride=stride,
-        cache=_cache_folder(config),
-    )
+    options = {"sites": config.data.domains, "atlas": atlas, "window": window, "stride": stride}
+    return abide.load_abide(_path(config), cache=_cache_folder(config), **options)
 
 
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
@@ -152,7 +141,9 @@ DATASETS: dict[str, _Read] = {
     **EMBEDDED,
     **{
         name: _read_files(
-            partial(image_folders.load_image_folders, name), about=f"{row.title}: {row.about}"
+            partial(image_folders.load_image_folders, name),
+            *["classes"] * (name == "domainnet"),
+            about=f"{row.title}: {row.about}",
         )
         for name, row in image_folders.IMAGE_FOLDERS.items()
     },
@@ -173,12 +164,7 @@ DATASETS: dict[str, _Read] = {
         digits.load_digits,
         "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)",
     ),
-    "domainnet": _read_files(
-        partial(image_folders.load_image_folders, "domainnet"),
-        "classes",
-        about="{0.title}: {0.about}".format(image_folders.IMAGE_FOLDERS["domainnet"]),
-    ),
-    "folders": _read_own,
+    "folders": _read_folders,
     "masks": _read_files(
         mask_folders.load_mask_folders,
         *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
@@ -189,33 +175,22 @@ DATASETS: dict[str, _Read] = {
     ),
     "tfds": _read_files(tfds_source.load_tfds, "domains", "classes"),
 }
-# Datasets whose readers apply `truncate` and `fraction` themselves.
-_REDUCED = ("digits", "digits_morpho")
 
 
 def read_data(config: ConfigDict) -> Source | Dataset:
-    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`."""
+    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`.
+
+    An unknown name, and no path for data that are not embedded, are ConfigErrors.
+    """
     load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
-    return load(config, **options)
-
-
-def dataset_name(config: ConfigDict) -> str:
-    """Returns the name in `data.name`, without its options; a ConfigError if it is unknown."""
     name = config.data.name.partition(":")[0]
-    choose(DATASETS, name, "data.name")
-    return name
-
-
-def check_data_keys(config: ConfigDict) -> None:
-    """Raises ConfigError if a dataset that is not embedded has no path."""
-    name = dataset_name(config)
     if config.data.path or name in EMBEDDED or name == "tfds":
-        return
+        return load(config, **options)
     # The reader's own message for a missing folder has its layout, and where to get the data.
     missing, layout = config.copy_and_resolve_references(), ""
     missing.data.path = "PATH"
     try:
-        read_data(missing)
+        load(missing, **options)
     except (ValueError, OSError) as error:
         layout = str(error)
     raise ConfigError(
@@ -234,10 +209,10 @@ def configured_clients(
     pooled = keys.partition == "pooled"
     if pooled and config.target:
         raise ConfigError(
-            f"config.target={config.target!r} does not go with config.data.partition='pooled', "
-            "which tests on every domain: leave target empty"
+            f"config.target={config.target!r} does not go with config.data.partition=pooled, which "
+            "tests on every domain"
         )
-    reduced = dataset_name(config) in _REDUCED
+    reduced = keys.name in ("digits", "digits_morpho")  # their readers apply both keys themselves
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -270,17 +245,8 @@ def domain_names(config: ConfigDict) -> list[str]:
     """Returns the names of all domains of the configured data; ConfigError if they are wrong."""
     whole = config.copy_and_resolve_references()
     whole.target = ""
-    check_data_keys(whole)
     with as_config_errors():
         data = read_data(whole)
     names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
     _check_names(names, data.name)
     return names
-
-
-def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of the clients without validation samples; ConfigError without data."""
-    check_data_keys(config)
-    with as_config_errors():
-        internal, _ = configured_clients(read_data(config), config)
-    return tuple(domain.name for domain in internal.domains if domain.validation is None)

@@ -47,30 +47,20 @@ _SUITABLE = {
 }
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 _OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
-SHARING: dict[str, Callable[..., Any]] = {
+_SHARING: dict[str, Callable[..., Any]] = {
     rule.__name__: rule
     for rule in (
-        sharing.everything,
-        sharing.nothing,
-        sharing.all_but_batch_norm,
-        sharing.all_but_statistics,
-        sharing.all_but_norms,
-        *_OF_THE_MODEL,
+        *(sharing.everything, sharing.nothing, sharing.all_but_batch_norm),
+        *(sharing.all_but_statistics, sharing.all_but_norms, *_OF_THE_MODEL),
     )
 }
 WEIGHING = {
     rule.__name__: rule
     for rule in (
-        aggregation.by_size,
-        aggregation.uniform,
-        aggregation.risk_extrapolation,
-        aggregation.generalization_adjustment,
-        aggregation.by_divergence,
-        aggregation.coordinate_median,
-        aggregation.trimmed_mean,
-        aggregation.krum,
-        aggregation.geometric_median,
-        aggregation.norm_clipping,
+        *(aggregation.by_size, aggregation.uniform, aggregation.risk_extrapolation),
+        *(aggregation.generalization_adjustment, aggregation.by_divergence),
+        *(aggregation.coordinate_median, aggregation.trimmed_mean, aggregation.krum),
+        *(aggregation.geometric_median, aggregation.norm_clipping),
     )
 }
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
@@ -133,7 +123,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     culprit, privacy = f"config.method={brief(config.method)}", config.privacy
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
-        options["share"] = _choose_sharing(config.share)
+        options["share"] = _choose_sharing("share", config.share)
     if config.frozen:
         options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
@@ -213,9 +203,7 @@ def _choose_frozen(text: str) -> SharingRule:
     if text.partition(":")[0] in ("at", "all_but"):
         make, options = choice_of("frozen", text, {"at": _at, "all_but": _all_but})
         return make(**options)
-    if ":" in text or text in SHARING:
-        return _choose_sharing(text, "frozen")
-    return sharing.at(*names_in(text))
+    return _choose_sharing("frozen", text) if ":" in text or text in _SHARING else _at(text)
 
 
 def _at(paths: str, statistics: bool = True) -> SharingRule:
@@ -226,12 +214,12 @@ def _all_but(paths: str, statistics: bool = True) -> SharingRule:
     return sharing.all_but(*names_in(paths), statistics=statistics)
 
 
-def _choose_sharing(text: str, key: str = "share") -> SharingRule:
+def _choose_sharing(key: str, text: str) -> SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
-    rule, options = choice_of(key, text, SHARING)
-    culprit = f"config.{key}={brief(text)}"
-    if rule in SHARING.values():
+    rule, options = choice_of(key, text, _SHARING)
+    if rule in _SHARING.values():
         return rule
+    culprit = f"config.{key}={brief(text)}"
 
     def share(variables: Variables) -> Any:
         with naming(culprit):
@@ -299,29 +287,23 @@ def has_own_weighing(method: str) -> bool:
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns the clients' optimizer; a schedule or a warm-up changes its rate by round."""
     keys = config.optimizer
-    make = OPTIMIZERS[keys.name]
+    make, warmup = OPTIMIZERS[keys.name], keys.warmup_rounds
     # A constant rate stays a number: the program of a round then does not compute it.
-    if keys.schedule == "constant" and not keys.warmup_rounds:
+    if keys.schedule == "constant" and not warmup:
         optimizer = make(keys, keys.learning_rate)
     else:
-        rate = _learning_rates(keys, config.rounds)
+        make_schedule, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
+        rate = make_schedule(**options)(keys.learning_rate, max(config.rounds - warmup, 1))
+        if warmup:
+            # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which
+            # the schedule begins in the round after them.
+            full = keys.learning_rate
+            rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
+            rate = optax.join_schedules([rise, rate], [warmup])
         optimizer = by_round(lambda round: make(keys, rate(round)))
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
     return optimizer
-
-
-def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the round, from 0."""
-    # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which the
-    # schedule begins in the round after them.
-    warmup, rate = keys.warmup_rounds, keys.learning_rate
-    make, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
-    schedule = make(**options)(rate, max(rounds - warmup, 1))
-    if not warmup:
-        return schedule
-    rise = optax.linear_schedule(rate / (warmup + 1), rate, warmup)
-    return optax.join_schedules([rise, schedule], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -344,10 +326,8 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
     adaptations = tuple(adaptations)
     if missing := sorted({*adaptations} - {*served_of(config, adaptations)}):
-        raise ConfigError(
-            f"config.adaptations has {brief(missing[0])}, but method={config.method!r} does "
-            f"not train what it needs: {NEEDS[missing[0].partition(':')[0]]}"
-        )
+        need = NEEDS[missing[0].partition(":")[0]]
+        raise ConfigError(f"config.adaptations has {brief(missing[0])}: {need}")
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
@@ -378,8 +358,7 @@ def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> 
     if _is_nnx(type(model)):
         model = models.from_nnx(model)
     elif not isinstance(inspect.unwrap(model), nn.Module):
-        type_name = type(model).__name__
-        raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
+        raise ConfigError(f"{culprit} gives {type(model).__name__}, not a flax.linen or nnx.Module")
     return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
 
@@ -435,18 +414,15 @@ def _kind_of(data: Dataset) -> str:
 
 def _none(size: int) -> None:
     """Leaves the images as they are."""
-    del size
 
 
 def _office(size: int) -> augment.Augment:
     """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
-    del size
     return augment.office()
 
 
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
     """Applies random operations to each image (RandAugment)."""
-    del size
     return augment.randaug(ops, magnitude)
 
 
@@ -480,9 +456,10 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
             f"{_LABELS[kind]} each: choose {remedy}, or none"
         )
 
-    def changed(key: jax.Array, batch: Batch) -> Batch:
-        if moved:
+    def load(source: Any, batch: Batch, key: jax.Array) -> Batch:
+        batch = look_up(source, batch, key)
+        if isinstance(change, augment.LabelAugment):
             return change.change(key, batch)
         return batch | {"image": change(key, batch["image"])}
 
-    return lambda source, batch, key: changed(key, look_up(source, batch, key))
+    return load

@@ -7,7 +7,6 @@ may come from anybody: code that only it names is not imported (`recorded_code`)
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.machinery import PathFinder
@@ -95,8 +94,7 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
     the folder where the run was started; without it only from folders on `PYTHONPATH`.
 
     Raises:
-      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
-        finished run, or a damaged one.
+      WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
       ValueError: the run names code that is not trusted, or something that does not exist.
     """
     folder = Path(folder)
@@ -170,12 +168,9 @@ def recorded_code(
 ) -> AbstractContextManager[None]:
     """Returns a context in which a run's own configuration imports only what its user allows.
 
-    The user allows the names that they have typed, and modules in a folder of `sys.path` that is
-    not Python's, this package's, or one of installed packages. The current folder counts only if
-    PYTHONPATH has it as an absolute path.
-
-    `typed` are values of keys that the user has given. With `trust` everything is allowed, and
-    modules where the run was started are found too.
+    The user allows the names in `typed`, the values of keys that they have given, and modules of
+    folders on PYTHONPATH. With `trust` everything is allowed, and modules where the run was started
+    are found too.
     """
     place = _started_in(about)
     if trust:
@@ -183,16 +178,13 @@ def recorded_code(
         return nullcontext()
     typed_names = {name for value in typed for name in _names(value)}
     started = f" (the run was started in {place})" if place else ""
-
-    def reason_to_refuse(name: str) -> str:
-        if name in typed_names or _on_users_path(name.partition(":")[0]):
-            return ""
-        return (
-            f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
-            "--trust, or put its folder on PYTHONPATH"
-        )
-
-    return imports_refused(reason_to_refuse)
+    refusal = (
+        f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
+        "--trust, or put its folder on PYTHONPATH"
+    )
+    return imports_refused(
+        lambda name: "" if name in typed_names or _on_users_path(name) else refusal
+    )
 
 
 def _started_in(about: Record) -> Path | None:
@@ -209,24 +201,14 @@ def _names(value: Any) -> set[str]:
     return {":".join(word[:2]) for word in words if len(word) > 1}
 
 
-def _on_users_path(module: str) -> bool:
-    """Returns whether Python would find a module in a folder that the user has put on its path."""
-    package, *submodules = module.split(".")
-    for entry in sys.path:
-        spec = PathFinder.find_spec(package, [entry])
-        if spec and spec.origin:  # any folder is found as a namespace package, without an origin
-            break
-    else:
+def _on_users_path(name: str) -> bool:
+    """Returns whether `module:name` is of a user's own module, from a folder on PYTHONPATH."""
+    spec = PathFinder.find_spec(re.split(r"[.:]", name)[0])
+    if not (spec and spec.origin):  # any folder is found as a namespace package, without an origin
         return False
-    for name in submodules:
-        spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
-        if not (spec and spec.origin):
-            return False
-    # An entry that is Python's, ours or the current folder was not put there by the user.
-    place = Path(entry or ".").resolve()
-    if place == Path.cwd().resolve():  # which may be the folder that somebody has sent
-        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        return entry in path and Path(entry).is_absolute()
-    python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
-    inside = any(place.is_relative_to(Path(path).resolve()) for path in python)
-    return not (inside or place == _PACKAGE or _INSTALLED & set(place.parts))
+    module = Path(spec.origin).resolve()
+    place = module.parents[1] if spec.submodule_search_locations else module.parent
+    # A relative entry may be the current folder, which somebody may have sent.
+    entries = map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    users_own = {entry.resolve() for entry in entries if entry.is_absolute()} - {_PACKAGE}
+    return place in users_own and _INSTALLED.isdisjoint(place.parts)
