@@ -159,7 +159,7 @@ def _train(options: argparse.Namespace, changes: Changes) -> None:
         raise ConfigError("give a config: --config quickstart, or see `fedjax-bn list configs`")
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
-    from fedjax_bn.run.commands import train_all
+    from fedjax_bn.run.train import train_all
     from fedjax_bn.training.together import join
 
     join(options.distributed)
@@ -170,18 +170,17 @@ def _train(options: argparse.Namespace, changes: Changes) -> None:
 def _config_command(options: argparse.Namespace, changes: Changes) -> None:
     """Prints what a configuration would train: data, shapes, what travels and what stays."""
     config = read(options.config, changes)
-    from fedjax_bn.run.commands import describe_run
+    from fedjax_bn.run.train import describe_run
 
     print(describe_run(config))
 
 
 def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
     """Tests a finished run without training."""
-    from fedjax_bn.run import commands
-    from fedjax_bn.run.finished_run import Request
+    from fedjax_bn.run.finished_run import Request, evaluate
 
     values = {name: getattr(options, name) for name in Request._fields[2:]}
-    commands.evaluate(Path(options.workdir), Request(options.config, changes, **values))
+    evaluate(Path(options.workdir), Request(options.config, changes, **values))
 
 
 def _serve(options: argparse.Namespace, changes: Changes) -> None:

@@ -5,9 +5,9 @@ import hashlib
 import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 _LONGEST = 100  # characters of a file's name; endings and temporary files need some of the 255
-_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.+=@,() ")
 _OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 
@@ -38,17 +38,14 @@ def file_name(text: str) -> str:
     a dot or a space at either end, and the first letter of a name that Windows reserves for
     devices. The name of a long text ends in its digest.
     """
-    raw = text.encode("utf-8", "surrogatepass")
-    coded = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
-    device = _OF_WINDOWS.fullmatch(text.partition(".")[0].rstrip(" "))
-    if raw and (raw[:1] in b". " or device):
-        coded[0] = f"%{raw[0]:02X}"
-    if raw and raw[-1:] in b". ":
-        coded[-1] = f"%{raw[-1]:02X}"
-    name = "".join(coded) or "%"
+    name = quote(text, safe="+=@,() ", errors="surrogatepass").replace("~", "%7E")
+    if name[:1] in (".", " ") or _OF_WINDOWS.fullmatch(text.partition(".")[0].rstrip(" ")):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if name[-1:] in (".", " "):
+        name = f"{name[:-1]}%{ord(name[-1]):02X}"
     if len(name) <= _LONGEST:
-        return name
-    digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        return name or "%"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     # No coded text holds "%~", so a shortened name never equals a whole one.
     return f"{name[: _LONGEST - len(digest) - 2]}%~{digest}"
 

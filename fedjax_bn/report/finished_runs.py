@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import Answered, AnsweredMasks, read_answers
 from fedjax_bn.training.records import Record

@@ -29,8 +29,8 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
+from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.experiment.build import (
     TESTED_ON_VALIDATION,
     Experiment,
@@ -42,9 +42,15 @@ from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import workdir
-from fedjax_bn.training.evaluation import evaluate, plots
+from fedjax_bn.training import score_tables, workdir
+from fedjax_bn.training.evaluation import plots
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
+from fedjax_bn.training.evaluation.evaluate import (
+    clients_tested,
+    internal_evaluator,
+    served_variables,
+    unseen_evaluator,
+)
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import PopulationState
@@ -109,6 +115,32 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     return result, [path for path in (*files, place / f"{start}.json") if path.exists()]
 
 
+def evaluate(folder: Path, request: Request) -> None:
+    """Tests a finished run without training, and prints its scores and the files written."""
+    result, files = run(folder, request)
+    part, score = score_tables.part_tested(result), score_tables.score_of(result)
+    tested = "" if part == "test" else f"{part} "
+    measures = result.get("measures", {"internal": {}, "unseen": {}})
+    tables = [
+        (_transposed(result["unseen"]), f"unseen, {score} %"),
+        (result["internal"], f"internal, {tested}{score} %"),
+    ]
+    whose = f"internal, own{tested and f' ({part})'}"
+    of_measures = [(rows, f"unseen, {domain}") for domain, rows in measures["unseen"].items()]
+    of_measures += [(_transposed(measures["internal"]), whose)]
+    tables += [(*table, score_tables.OF_MEASURES) for table in of_measures]
+    for rows, *words in tables:
+        if rows:
+            print(f"\n{score_tables.accuracies(rows, *words)}")
+    print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
+
+
+def _transposed(rows: Record) -> Record:
+    """Returns {column: {row: value}} of {row: {column: value}}."""
+    columns = next(iter(rows.values()), {})
+    return {column: {name: row[column] for name, row in rows.items()} for column in columns}
+
+
 def _tested(
     folder: Path,
     request: Request,
@@ -122,19 +154,17 @@ def _tested(
     experiment, state, number = finished.restore(folder, trained, form)
     if request.tsne and not experiment.task.classifies:
         raise ConfigError("--tsne needs the features of a classifier: leave it out")
-    if request.alphas and COLLECTION not in evaluate.served_variables(state):
+    if request.alphas and COLLECTION not in served_variables(state):
         raise ConfigError(
             f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
         )
     tested = _domains_to_test(config, trained, form, request)
     choices = choose_adaptations(config, experiment.model)
-    evaluation = read_evaluation(config, experiment.method)
-    experiment = experiment._replace(
-        unseen=tested.domains, adaptations=choices, evaluation=evaluation
-    )
+    scoring = read_evaluation(config, experiment.method)
+    experiment = experiment._replace(unseen=tested.domains, adaptations=choices, evaluation=scoring)
     say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
-    record = evaluate.unseen_evaluator(experiment)(state, answers)
+    record = unseen_evaluator(experiment)(state, answers)
     result: Record = {
         "method": trained.method,
         "round": number,
@@ -149,7 +179,7 @@ def _tested(
     if request.internal:
         has_trained = finished.trained_clients(folder, form["clients"], number)
         built = _training_data(config, trained, about)
-        inside = evaluate.internal_evaluator(built)(state, has_trained, answers)
+        inside = internal_evaluator(built)(state, has_trained, answers)
         measures["internal"] = inside.get("measures", {})
         served = _served_scores(experiment, built, state)
         result["internal"] = {"own": inside["accuracy"]} | served
@@ -237,8 +267,9 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
     roots = {root.name: root for root in matching}
+    parent = path
     if not roots and folders.match_folders(inside, classes):
-        roots = {path.resolve().name: path}
+        roots, parent = {path.resolve().name: path}, path.parent
     if not roots or not roots.keys() >= set(domains):
         raise ConfigError(
             f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
@@ -249,7 +280,6 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
     names = dict.fromkeys(roots, ())
     unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
-    parent = path if path not in roots.values() else path.parent
     size = config.data.image_size
     return folders.folder_source(unpublished, parent, listings, size, **decoding(config))
 
@@ -281,11 +311,11 @@ def _served_scores(
 ) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
-    domains = [domains[k] for k in evaluate.clients_tested(built.evaluation, len(domains))]
+    domains = [domains[k] for k in clients_tested(built.evaluation, len(domains))]
     # Clients of one domain share a test split and the global model, so each split is tested once.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     served = experiment._replace(unseen=tuple(tests.values()))
-    scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
+    scores, names = unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
     split_scores = [scores[tests[id(domain.test)].name] for domain in domains]
     return {
         text: by_client(names, [row[text] for row in split_scores], built.plan.clients_named)
@@ -301,20 +331,20 @@ def _plots(
     dataset: str,
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
-    variables = evaluate.served_variables(state)
+    variables, model = served_variables(state), experiment.model
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:
         makers = {"as its clients predict": partial(of_clients, statistics=rule)}
     if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
-        title, end = f"{dataset}, {domain.name}", file_name(domain.name)
-        samples = experiment.model, experiment.prepare, variables, whole(domain)
+        title, end, split = f"{dataset}, {domain.name}", file_name(domain.name), whole(domain)
+        samples = model, experiment.prepare, variables, split
         if request.alphas:
             values = alphas_of(*samples)
             yield f"-alphas-{end}.npz", npz_bytes(values)
             yield f"-alphas-{end}.png", partial(plots.alphas, values, title)
         if request.tsne:
             features = {name: features_of(make, *samples) for name, make in makers.items()}
-            labels = whole(domain).labels
-            yield f"-tsne-{end}.png", partial(plots.embeddings, features, labels, tested.classes)
+            draw = partial(plots.embeddings, features, split.labels, tested.classes)
+            yield f"-tsne-{end}.png", draw

@@ -16,7 +16,7 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
-from fedjax_bn.run.config.keys import assign
+from fedjax_bn.run.config import assign
 from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
@@ -44,8 +44,6 @@ def run(
       trust: whether to import code that the run's folder names.
       client: whose own model is written, with the way in which `evaluate --internal` predicts
         unless `changes` names adaptations; empty: what an unseen client receives.
-
-    A wrong workdir is a WorkdirError or CheckpointError, a wrong client or key a ConfigError.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, trust)
@@ -110,9 +108,7 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
     facts = About(
         form=FORM,
         library=__version__,
-        model=config.model,
-        compute_dtype=config.compute_dtype,
-        method=config.method,
+        **{key: config[key] for key in ("model", "compute_dtype", "method")},
         dataset=internal.name,
         round=number,
         classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],

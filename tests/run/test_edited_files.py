@@ -7,7 +7,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import UserError
-from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.files import finished, ownership
 from fedjax_bn.training import workdir
 

@@ -26,13 +26,7 @@ from fedjax_bn.run.experiment.method import AUGMENTATIONS, MODELS
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
-INNER = {
-    "__main__",
-    "arguments",
-    "flower",
-    "main",
-    "run",
-}
+INNER = {"__main__", "arguments", "flower", "main", "run"}
 OWN = """
 from functools import partial
 import flax.linen as nn
@@ -68,9 +62,6 @@ class Few(Net):
 def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
     SEEN.update(options, strength=strength)
     return fedprox(model, optimizer, mu=strength, **options)
-
-def narrow(model, optimizer):
-    return fedprox(model, optimizer)
 
 def nothing(**options):
     return None
@@ -186,7 +177,7 @@ def test_a_list_has_an_entry_with_words_for_each_on_narrow_lines(kind, capsys):
 def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
     for name, key in KEYS.items():
         assert re.fullmatch(r"[A-Z].*\.", key.meaning), name
-        assert key.default is None or key.range.holds(key.default), name
+        assert not key.refusal(key.default), name
 
 
 @pytest.mark.parametrize(
@@ -196,7 +187,6 @@ def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
         ("models", "ResNet18", ":width=64", "int at least 1"),
         ("adaptations", "tsmobn", ":momentum=0.9", "weight of the past"),
         ("datasets", "abide", ":window=32", "time points"),
-        ("weights", "krum", ":keep=1", "averaged"),
         ("augmentations", "masks", ":rotate=15.0", "angles"),
         ("keys", "optimizer.learning_rate", "optimizer.learning_rate=0.01", "(float above 0)"),
         ("keys", "on_nonfinite", "on_nonfinite=stop", "(stop or drop)"),
@@ -238,15 +228,12 @@ def test_a_list_that_is_not_there_is_one_sentence(arguments, said, capfd):
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [(["--version"], [fb.__version__]), (["-h"], main.COMMANDS), (["predict", "-h"], ["--model"])],
-)
-def test_help_and_version_work_in_a_process_of_their_own(words, parts):
-    command = [sys.executable, "-m", "fedjax_bn", *words]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(part in done.stdout for part in ("fedjax", *parts))
+def test_help_and_version_work_in_a_process_of_their_own():
+    for words, parts in ((["--version"], [fb.__version__]), (["-h"], main.COMMANDS)):
+        command = [sys.executable, "-m", "fedjax_bn", *words]
+        done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(part in done.stdout for part in ("fedjax", *parts))
 
 
 def test_a_users_own_model_method_share_weigh_and_adaptation_need_no_fork(own):
@@ -284,11 +271,11 @@ def test_a_users_own_nnx_class_is_made_with_the_runs_seed(own):
     ("changes", "said"),
     [
         ({"model": "broken_code:Net"}, "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ({"model": "own_code:absent"}, "AttributeError"),
         ({"model": "own_code:Net:hight=3"}, "'hight=3'.*width"),
         ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
         ({"model": "own_code:Few"}, "2 outputs for the 3 classes"),
         ({"model": "own_code:nothing"}, "NoneType"),
-        ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
         ({"method": "own_code:Net"}, "needs num_classes"),
     ],
 )
@@ -303,17 +290,11 @@ def test_types_and_defaults_are_read_off_the_signature():
     def function(first, rate: float | None = None, *, size: int, on=True, names=(), **more) -> None:
         del first, rate, size, on, names, more
 
-    found = plain_arguments(function, given=("more",))
-    assert {key: argument[:2] for key, argument in found.items()} == {
-        "rate": (float, None),
-        "size": (int, REQUIRED),
-        "on": (bool, True),
-    }
     table = {"f": function}
-    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (
-        function,
-        {"size": 3, "rate": 1.0, "on": False},
-    )
+    kinds = {k: argument[:2] for k, argument in plain_arguments(function, given=("more",)).items()}
+    assert kinds == {"rate": (float, None), "size": (int, REQUIRED), "on": (bool, True)}
+    options = {"size": 3, "rate": 1.0, "on": False}
+    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (function, options)
     for text, said in (
         ("f", "f needs size"),
         ("f:size=3.0", "size=.* must be int"),

@@ -9,7 +9,7 @@ import runs
 from federations import assert_close, assert_equal
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.config import check
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.training import checkpoint, mesh, rounds
 from fedjax_bn.training.evaluation import evaluate

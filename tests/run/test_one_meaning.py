@@ -14,7 +14,7 @@ import pytest
 from fedjax_bn import methods
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.models import DigitCNN, SmallCNN
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment import build
 from fedjax_bn.run.experiment.method import choose_loading, local_optimizer
 from fedjax_bn.training.start import initial_variables, make_keys, make_start

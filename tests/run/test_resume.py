@@ -14,8 +14,8 @@ from fedjax_bn import main
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import train
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.files.ownership import claim
 from fedjax_bn.training import workdir

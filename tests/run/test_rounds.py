@@ -7,7 +7,7 @@ import pytest
 
 import runs
 from federations import assert_close
-from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.config import check
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.run.experiment.method import AUGMENTATIONS

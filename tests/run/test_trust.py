@@ -91,15 +91,13 @@ def test_a_workdir_imports_no_code_that_only_it_names(
 ):
     place = foreign(**NAMED[key])
     monkeypatch.chdir(tmp_path)  # where the code lies
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    before = list(sys.path)
-    given = [f"--workdir={place}", *(["--export=x"] if command == "serve" else [])]
-    given += ["--config.target=dog"] * (command == "evaluate")
-    assert runs.command(command, *given) == 2
+    before = ["", *sys.path]
+    monkeypatch.setattr(sys, "path", list(before))
+    option = "--config.target=dog" if command == "evaluate" else "--export=x"
+    assert runs.command(command, f"--workdir={place}", option) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "which is not imported" in line
-    assert "hospital9 names it" in line
-    assert f"started in {tmp_path}), add --trust" in line
+    for part in ("not imported", "hospital9 names it", f"{tmp_path}), add --trust"):
+        assert part in line
     assert sys.path == before
     assert not ran(place)
 
@@ -123,20 +121,16 @@ def test_code_runs_at_its_users_word(foreign, monkeypatch, capsys, tmp_path, wor
     assert ran(place)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["os:system", "this:s", "numpy:load", "fedjax_bn.main:command", "setup:setup", "docs.maths:x"],
-)
-def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(name):
-
+@pytest.mark.parametrize("name", ["os:system", "this:s", "numpy:load", "setup:setup", "docs.x:x"])
+def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(
+    monkeypatch, name
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(runs.ROOT), np.__path__[0], ""]))
     sys.modules.pop("this", None)
-    with (
-        recorded_code(runs.ROOT, {}),
-        pytest.raises(ValueError, match=r"is unknown|which is not imported"),
-    ):
+    refused = pytest.raises(ValueError, match="not imported")
+    with recorded_code(runs.ROOT, {}), refused:
         read_choice("it", name, ADAPTATIONS)
     assert "this" not in sys.modules
-    assert "tsmobn" in ADAPTATIONS
 
 
 def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
@@ -218,15 +212,14 @@ def said_by_predict(place, tmp_path, capfd, *more):
     return line
 
 
-CODE_OF_OTHERS = {"model": "evil:Net", "adaptations": ["evil:f"]}
-
-
-@pytest.mark.parametrize("key", CODE_OF_OTHERS)
-def test_code_that_only_model_json_names_is_not_imported(served, tmp_path, capfd, key, monkeypatch):
+@pytest.mark.parametrize("change", [{"model": "evil:Net"}, {"adaptations": ["evil:f"]}])
+def test_code_that_only_model_json_names_is_not_imported(
+    served, tmp_path, capfd, change, monkeypatch
+):
     (served / "evil.py").write_text("open('evil-ran', 'w')")
     monkeypatch.chdir(served)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    edit(served, **{key: CODE_OF_OTHERS[key]})
+    edit(served, **change)
     said_by_predict(served, tmp_path, capfd)
     assert "evil" not in sys.modules
     assert not (served / "evil-ran").exists()

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.config import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.training import checkpoint, data_plots
@@ -57,21 +57,15 @@ def split(rng: np.random.Generator, size: int, shift: float) -> Split:
 def dataset(validation: bool = True) -> Dataset:
     """Four domains of unequal sizes with features f32[N, 6] in three classes."""
     rng = np.random.Generator(np.random.PCG64(7))
-    domains = [
-        Domain(
-            name,
-            train=split(rng, train_size, shift),
-            validation=split(rng, 20 - shift, shift) if validation else None,
-            test=split(rng, train_size // 2 + shift, shift),
-        )
-        for shift, (name, train_size) in enumerate(zip(NAMES, (22, 18, 11, 15), strict=True))
-    ]
+    domains = []
+    for shift, (name, size) in enumerate(zip(NAMES, (22, 18, 11, 15), strict=True)):
+        train = split(rng, size, shift)
+        held_out = split(rng, 20 - shift, shift) if validation else None
+        domains.append(Domain(name, train, held_out, split(rng, size // 2 + shift, shift)))
     return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
 
 
 DATA = dataset()
-
-
 COMPILED: dict[object, Any] = {}
 FINISHED: dict[str, Path] = {}
 
@@ -150,18 +144,11 @@ def first_of(function: Callable) -> Callable:
 
 def config(**changes: object) -> ConfigDict:
     """The configuration of a tiny run; `__` in a name means the dot of a nested key."""
-    config = base()
-    tiny = {
-        "model": "MLP",
-        "rounds": 6,
-        "batch_size": 4,
-        "eval_every": 2,
-        "checkpoint_every": 2,
-        "seed": 2,
-        "mesh.clients": 1,  # of the two devices that tests have
-    }
+    tiny = {"model": "MLP", "rounds": 6, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2}
+    tiny |= {"seed": 2, "mesh.clients": 1}  # of the two devices that tests have
     tiny |= {"data.name": "tiny", "data.path": "none", "target": "dog"}
     tiny |= {key.replace("__", "."): value for key, value in changes.items()}
+    config = base()
     config.update_from_flattened_dict(tiny)
     return config
 

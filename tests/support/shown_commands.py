@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fedjax_bn import main
 from fedjax_bn.run import listing
+from fedjax_bn.run.config import assign, base
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, base
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = r"(python|fedjax-bn|make|pip|sbatch|kubectl|launch/\S+)"

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, nearest, one_line
-from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config import assign, check
 
 Changes = Sequence[tuple[str, str]]  # dotted key, text
 _EXAMPLE = "configs/quickstart.py"
@@ -66,15 +66,10 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
-    """Splits `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments."""
+    """Splits `--config.KEY=VALUE` from the other arguments."""
     # ml_collections' own flags need a --config, but `evaluate` and `serve` change keys of a
     # configuration that a finished run has recorded.
-    changes, plain_arguments = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if not argument.startswith("--config."):
-            plain_arguments.append(argument)
-            continue
-        name, equals, value = argument.removeprefix("--config.").partition("=")
-        changes.append((name, value if equals else next(remaining, "")))
-    return changes, plain_arguments
+    prefix = "--config."
+    texts = [text.removeprefix(prefix) for text in arguments if text.startswith(prefix)]
+    changes = [(key, value) for key, _, value in (text.partition("=") for text in texts)]
+    return changes, [text for text in arguments if not text.startswith(prefix)]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import models, sharing
+from fedjax_bn import sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
@@ -31,7 +31,7 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config.keys import check, choice_of, flatten
+from fedjax_bn.run.config import check, choice_of, flatten
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -131,12 +131,10 @@ def assemble(
     method = method_maker(config)(model, to_inputs, load, task, mesh)
     notes += method.notes
     sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
-    small_clients = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if config.local_steps and small_clients:
-        notes += (
-            f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-            f"{first_few(small_clients)}",
-        )
+    small = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
+    if config.local_steps and small:
+        repeats = f"a step's batch of {config.batch_size} repeats samples of clients"
+        notes += (f"{repeats} that have fewer: {first_few(small)}",)
     return Experiment(
         model=model,
         method=method,
@@ -211,17 +209,10 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     cohort = (drawn, clients) if hides else ()
     with as_config_errors():
         spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
-    return {
-        "privacy": {
-            "clip": keys.clip,
-            "noise": keys.noise,
-            "at": keys.at,
-            "epsilon": spent,
-            "delta": keys.delta,
-            "rounds": rounds,
-            "neighbours": "a client's data replaced" if cohort else "with or without a client",
-        }
-    }
+    neighbours = "a client's data replaced" if cohort else "with or without a client"
+    values = {key: keys[key] for key in ("clip", "noise", "at")} | {"epsilon": spent}
+    values |= {"delta": keys.delta, "rounds": rounds, "neighbours": neighbours}
+    return {"privacy": values}
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
@@ -229,19 +220,18 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
     if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
-    images, size = domains[0].train.images, config.data.image_size
+    images, size, tested = domains[0].train.images, config.data.image_size, config.eval_clients
     side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
+    on_host = config.population == "host"
     problems = {
         f"data.image_size={size}, but images of {internal.name} have {side} pixels a side: set it "
         f"to {side}": side != size,
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
-        f"eval_clients={config.eval_clients} is more than the {total} clients there are": (
-            config.eval_clients > total
-        ),
+        f"eval_clients={tested} is more than the {total} clients there are": tested > total,
         f"population=host keeps clients off the device that sit out, so clients_per_round={drawn} "
-        f"must be above 0 and below {total}": config.population == "host" and not 0 < drawn < total,
+        f"must be above 0 and below {total}": on_host and not 0 < drawn < total,
     }
     for problem, occurs in problems.items():
         if occurs:
@@ -259,12 +249,13 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 
 def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
-    (batch_size, steps, _), alone = experiment.work, None
-    for domain in experiment.internal.domains:
-        size = len(domain.train.images)
-        # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
-        if (batch_size if steps else (size % batch_size or batch_size)) == 1:
-            alone = alone or f"client {domain.name!r} has {size} training samples"
+    (batch_size, steps, _), domains = experiment.work, experiment.internal.domains
+    # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
+    alone = [
+        domain.name
+        for domain, size in zip(domains, experiment.train_sizes(), strict=True)
+        if (batch_size if steps else (size % batch_size or batch_size)) == 1
+    ]
     if not alone:
         return
 
@@ -272,8 +263,8 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(
-                f"{alone}, so with config.batch_size={batch_size} a batch holds one sample, which "
-                f"the batch norm {layer.name!r} cannot normalize: choose another batch_size"
+                f"with config.batch_size={batch_size} a batch of client {alone[0]!r} holds one "
+                f"sample, which the batch norm {layer.name!r} cannot normalize: choose another"
             )
         return Statistics(layer.mean, layer.var)
 
@@ -317,10 +308,7 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         note = f"all clients start from the model of the run {plan.start_from} (start_from)"
         return _starting_model(plan.start_from, plan.model, like), (note,)
     if not plan.pretrained:
-        with_weights = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
-        with_weights += (models.ConvNeXt, models.ViT)
-        note = f"{plan.model} starts from random weights, because pretrained is empty"
-        return None, (note,) * isinstance(network, with_weights)
+        return None, ()
     # Leaves that the weights lack, such as another head, stay forms, and are drawn by the seed.
     variables, notes = pretrained.load_pretrained(plan.pretrained, network, like)
     drawn = jax.ShapeDtypeStruct

@@ -33,7 +33,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choice_of
+from fedjax_bn.run.config import choice_of
 
 # `read(config)` with the options of `data.name`; the docstring's first line describes the dataset
 _Read = Callable[..., Source | Dataset]
@@ -187,16 +187,15 @@ def read_data(config: ConfigDict) -> Source | Dataset:
     if config.data.path or name in EMBEDDED or name == "tfds":
         return load(config, **options)
     # The reader's own message for a missing folder has its layout, and where to get the data.
-    missing, layout = config.copy_and_resolve_references(), ""
+    missing = config.copy_and_resolve_references()
     missing.data.path = "PATH"
     try:
-        load(missing, **options)
+        return load(missing, **options)
     except (ValueError, OSError) as error:
-        layout = str(error)
-    raise ConfigError(
-        f"config.data.name={name!r} is not embedded: give its file or folder, "
-        f"--config.data.path=PATH; {layout}"
-    )
+        raise ConfigError(
+            f"config.data.name={name!r} is not embedded: give its file or folder, "
+            f"--config.data.path=PATH; {error}"
+        ) from error
 
 
 def configured_clients(

@@ -1,20 +1,25 @@
 """Builds a configuration's model, task and augmentation, and its method with all its rules."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import aggregation, contrib, methods, models, sharing
 from fedjax_bn.adaptation.choice import NEEDS
-from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments, split_choice
+from fedjax_bn.arguments.choices import (
+    Argument,
+    Table,
+    call_chosen,
+    plain_arguments,
+    split_choice,
+)
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import Fraction, Magnitude, Rounds, RoundsOr0, Share, Views
 from fedjax_bn.arguments.text import brief, names_in
@@ -31,8 +36,8 @@ from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, v
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import init_variables, shapes_of
-from fedjax_bn.run.config.keys import choice_of
-from fedjax_bn.sharing import SharingRule, Variables
+from fedjax_bn.run.config import choice_of
+from fedjax_bn.sharing import SharingRule
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
 
@@ -42,7 +47,7 @@ _CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugme
 _LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
 _SUITABLE = {
     _CLASS: "a classifier, such as DigitCNN or ResNet18",
-    BOXES: "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5",
+    BOXES: "a detector, such as TinyDetector or YOLOv5n",
     MASK: "UNet, or a network of logits [B, H, W, classes]",
 }
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
@@ -72,10 +77,6 @@ OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]]
 _Schedule = Callable[[float, int], optax.Schedule]
 
 
-def _constant() -> _Schedule:
-    return lambda rate, remaining: optax.constant_schedule(rate)
-
-
 def _cosine(rounds: RoundsOr0 = 0, final: Share = 0.0) -> _Schedule:
     return lambda rate, remaining: optax.cosine_decay_schedule(rate, rounds or remaining, final)
 
@@ -89,7 +90,7 @@ def _exponential(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
 
 
 _SCHEDULES: dict[str, Callable[..., _Schedule]] = {
-    "constant": _constant,
+    "constant": lambda: lambda rate, remaining: optax.constant_schedule(rate),
     "cosine": _cosine,
     "step": _step,
     "exponential": _exponential,
@@ -102,10 +103,8 @@ def method_options(name: str) -> dict[str, Argument]:
     """Returns the options of a method of the library: those that `name:key=value` can set."""
     # A method without options of its own is a variant of the method that its file is named after,
     # such as `fediga` of `fedig`, and has that method's.
-    options = plain_arguments(METHODS[name], _ELSEWHERE)
-    family = METHODS[name].__module__.rpartition(".")[2]
-    if not options and family in METHODS:
-        options = plain_arguments(METHODS[family], _ELSEWHERE)
+    family = METHODS.get(METHODS[name].__module__.rpartition(".")[2], METHODS[name])
+    options = plain_arguments(METHODS[name], _ELSEWHERE) or plain_arguments(family, _ELSEWHERE)
     return {key: option for key, option in options.items() if option.default is not None}
 
 
@@ -114,10 +113,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
     A user's own method, `package.module:function:key=value`, is a function
     `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
-    several devices it also gets `mesh`.
-
-    Raises:
-      ConfigError: a name, a module or an argument is unknown.
+    several devices it also gets `mesh`. An unknown name, module or argument is a ConfigError.
     """
     method, options = choose_method("method", config.method)
     culprit, privacy = f"config.method={brief(config.method)}", config.privacy
@@ -132,14 +128,12 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         seed = config.seed if privacy.seed is None else privacy.seed
         options["privacy"] = gaussian(privacy.clip, privacy.noise, at=privacy.at, seed=seed)
     if config.data.perturb:
-        make_perturb, arguments = choice_of("data.perturb", config.data.perturb, PERTURBATIONS)
-        named = f"config.data.perturb={brief(config.data.perturb)}"
-        options["perturb"] = call_chosen(named, make_perturb, **arguments)
+        options["perturb"] = _made("data.perturb", config.data.perturb, PERTURBATIONS)
+    if config.optimizer.keep:
+        options["keep_optimizer"] = True
     optimizer = local_optimizer(config)
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
-    if config.optimizer.keep:
-        options["keep_optimizer"] = True
 
     def make(
         model: Any, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
@@ -168,12 +162,17 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
         federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
         if not isinstance(federated_method, FederatedMethod):
-            raise ConfigError(
-                f"{culprit} gives {type(federated_method).__name__}, not a FederatedMethod"
-            )
+            kind = type(federated_method).__name__
+            raise ConfigError(f"{culprit} gives {kind}, not a FederatedMethod")
         return federated_method
 
     return make
+
+
+def _made(key: str, text: str, table: Table, *arguments: Any, given: Sequence[str] = ()) -> Any:
+    """Returns what the function that a key chooses makes of its options and the arguments."""
+    make, options = choice_of(key, text, table, given)
+    return call_chosen(f"config.{key}={brief(text)}", make, *arguments, **options)
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
@@ -201,8 +200,7 @@ def name_of(method: str) -> str:
 def _choose_frozen(text: str) -> SharingRule:
     """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
     if text.partition(":")[0] in ("at", "all_but"):
-        make, options = choice_of("frozen", text, {"at": _at, "all_but": _all_but})
-        return make(**options)
+        return _made("frozen", text, {"at": _at, "all_but": _all_but})
     return _choose_sharing("frozen", text) if ":" in text or text in _SHARING else _at(text)
 
 
@@ -217,18 +215,7 @@ def _all_but(paths: str, statistics: bool = True) -> SharingRule:
 def _choose_sharing(key: str, text: str) -> SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of(key, text, _SHARING)
-    if rule in _SHARING.values():
-        return rule
-    culprit = f"config.{key}={brief(text)}"
-
-    def share(variables: Variables) -> Any:
-        with naming(culprit):
-            mask = rule(variables, **options)
-            if jax.tree.structure(mask) != jax.tree.structure(variables):
-                raise ConfigError(f"{culprit} must give a boolean for each leaf, in the same tree")
-        return mask
-
-    return share
+    return partial(rule, **options) if options else rule
 
 
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
@@ -236,18 +223,9 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     # A user's own is a function `(sizes, risks, *, ...) -> weights`, or one without required
     # arguments that returns such a function.
     function, options = choice_of("weigh", text, WEIGHING)
-    culprit = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
-        rule = partial(function, **options) if options else function
-    else:
-        rule = call_chosen(culprit, function, **options)
-    if not isinstance(rule, aggregation.Weighing):
-        with naming(culprit):
-            # Traced for two clients, to see whether each gets a weight; nothing is computed.
-            weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
-            if getattr(weights, "shape", None) != (2,):
-                raise ConfigError(f"{culprit} must give a weight f[K] to each of K clients")
-    return rule
+        return partial(function, **options) if options else function
+    return call_chosen(f"config.weigh={brief(text)}", function, **options)
 
 
 def weighs_by_validation(config: ConfigDict) -> bool:
@@ -269,14 +247,14 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
     """
     if name_of(method) not in METHODS:
         return {}
-    rules = {"share": sharing.everything, "weigh": aggregation.by_size}
-    for key, parameter in inspect.signature(METHODS[name_of(method)]).parameters.items():
-        if key in rules:
-            # Without a default the annotation names the function that makes the rule:
-            # `Annotated[WeighingRule | None, risk_extrapolation]`.
-            rules[key] = parameter.default or parameter.annotation.__metadata__[0]
-    named = {key: rule.__name__ for key, rule in rules.items()}
-    return named | ({"weigh": "uniform"} if private else {})
+    rules = {"share": sharing.everything.__name__, "weigh": aggregation.by_size.__name__}
+    parameters = inspect.signature(METHODS[name_of(method)]).parameters
+    for key in rules.keys() & parameters:
+        # Without a default the annotation names the function that makes the rule:
+        # `Annotated[WeighingRule | None, risk_extrapolation]`.
+        rule = parameters[key].default or parameters[key].annotation.__metadata__[0]
+        rules[key] = rule.__name__
+    return rules | {"weigh": "uniform"} if private else rules
 
 
 def has_own_weighing(method: str) -> bool:
@@ -292,12 +270,11 @@ def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     if keys.schedule == "constant" and not warmup:
         optimizer = make(keys, keys.learning_rate)
     else:
-        make_schedule, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
-        rate = make_schedule(**options)(keys.learning_rate, max(config.rounds - warmup, 1))
+        full, remaining = keys.learning_rate, max(config.rounds - warmup, 1)
+        rate = _made("optimizer.schedule", keys.schedule, _SCHEDULES)(full, remaining)
         if warmup:
             # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which
             # the schedule begins in the round after them.
-            full = keys.learning_rate
             rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
             rate = optax.join_schedules([rise, rate], [warmup])
         optimizer = by_round(lambda round: make(keys, rate(round)))
@@ -373,10 +350,9 @@ def _is_nnx(kind: type) -> bool:
 def choose_task(
     text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
 ) -> Task:
-    """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
+    """Returns the task of the labels; a ConfigError if `config.model`, `text`, is made for others.
 
-    `text` is `config.model`, which made the model of the `internal` clients; `images` f[B, ...] are
-    such as it reads. A model for other labels is a ConfigError.
+    `images` f[B, ...] are such as the model reads.
     """
     kind = _kind_of(internal)
     if kind != _made_for(text, model, images, internal.num_classes):
@@ -439,8 +415,7 @@ AUGMENTATIONS = {
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
-    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
-    return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
+    return _made("data.augment", text, AUGMENTATIONS, size, given=("size",))
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:

@@ -23,8 +23,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.config import check
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
@@ -41,10 +41,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def read_about(folder: Path) -> Record:
     """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
     if not (folder / "config.json").exists():
-        # `target=each` leaves a folder of workdirs.
-        inside = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.json")))
-        hint = f", but {inside} in it do" if inside else ""
-        raise WorkdirError(f"{folder} holds no run{hint}: give the workdir of a finished run")
+        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished one")
     if not (folder / "summary.json").exists():
         raise WorkdirError(
             f"{folder} holds a run that has not finished: give the command that started it again"

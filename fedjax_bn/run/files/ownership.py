@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.training import workdir
@@ -42,11 +42,9 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             lock.acquire(poll_interval=0.02)
         except Timeout as error:
-            soft = isinstance(lock, SoftFileLock)
-            remedy = f", or delete {folder / LOCK} if it was killed" * soft
             raise WorkdirError(
-                f"{folder} is in use by {_name(folder)}: wait until it has ended{remedy}, or give "
-                "another --workdir"
+                f"{folder} is in use by {_name(folder)}: wait until it has ended, or give another "
+                f"--workdir (without flock, delete {folder / LOCK} after a kill)"
             ) from error
     try:
         workdir.write_json(folder / OWNER, {"host": socket.gethostname(), "pid": os.getpid()})
