@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from absl import logging
 
 from fedjax_bn import __version__
-from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
+from fedjax_bn.arguments.errors import InterruptedRun, UserError
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.run.config.file import Changes, read, split_changes
 
@@ -53,7 +53,7 @@ def main(argv: list[str], own_modules: bool = False) -> None:
     """
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     try:
-        options, changes = _parse(argv[1:])
+        options, changes = parse(argv)
         if own_modules and _names_code(options, changes):
             sys.path.append("")
         COMMANDS[options.command](options, changes)
@@ -81,8 +81,9 @@ def _names_code(options: argparse.Namespace, changes: Changes) -> bool:
     return options.command == "train" or trusted or any(":" in value for value in values)
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Changes]:
+def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
     """Returns the parsed flags, with the `command`, and the changes of keys."""
+    arguments = argv[1:]
     if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments = ["train", *arguments]
     changes, arguments = split_changes(arguments)
@@ -117,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         flag(commands, name, flag_help, type=os.path.expanduser, **options)
 
     config, on = "a file or a packaged config, see `fedjax-bn list configs`", "store_true"
-    flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key")
+    flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key", required=True)
     path("train", "--workdir", "folder of the run; by default runs/CONFIG")
     several = "this process is one of several, see launch/README.md"
     flag("train", "--distributed", several, action=on, default=None)
@@ -155,8 +156,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace, changes: Changes) -> None:
     """Trains the configured method and its baselines, or resumes them."""
-    if not options.config:
-        raise ConfigError("give a config: --config quickstart, or see `fedjax-bn list configs`")
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
     from fedjax_bn.run.train import train_all

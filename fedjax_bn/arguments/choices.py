@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ class Argument(NamedTuple):
     default: Any  # `REQUIRED` if it has no default; if the default is None, None is allowed too
     range: Range = BY_KIND[bool]  # the allowed values of this type
     meaning: str = ""  # what it is for, of keys of the configuration
-    is_choice: bool = False  # whether its value may be a choice with arguments of its own
 
     def refusal(self, value: Any) -> str:
         """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
@@ -55,25 +54,19 @@ def read_choice(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns the function that a word chooses, and the arguments in the word.
 
-    Args:
-      what: names the word in error messages.
-      text: the word, `name:key=value:...` with a name of `table`, or a user's own function.
-      given: arguments that the caller gives, which the word cannot set.
-      extra: further keys that are not arguments of the function.
-
-    Raises:
-      ValueError: a name, module or key is unknown; a value has another type or is out of range; or
-        a required value is missing.
+    The word is `name:key=value:...` with a name of `table`, or a user's own function. It cannot set
+    the arguments that are `given` by the caller; `extra` are further keys. `what` names it in a
+    ValueError: an unknown name, module or key, a missing value, or one of another type or range.
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
     settable = plain_arguments(function, given) | dict(extra or {})
     chosen: dict[str, Any] = {}
-    choice = ""  # the last key, if its value is a choice that may have arguments too
     for change in changes:
         key, equals, value = change.partition("=")
-        if choice and key not in settable:  # `mixing=uniform:low=0`
-            chosen[choice] += f":{change}"
+        before = next(reversed(chosen), "")
+        if key not in settable and before and settable[before].range is BY_KIND[str]:
+            chosen[before] += f":{change}"  # a choice with arguments: `mixing=uniform:low=0`
             continue
         if key not in settable or not equals:
             keys = ", ".join(sorted(settable)) or "none"
@@ -81,7 +74,6 @@ def read_choice(
         chosen[key] = parsed(value, settable[key].kind)
         if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")
-        choice = key if settable[key].is_choice else ""
     for key, argument in settable.items():
         if argument.default is REQUIRED and key not in chosen:
             raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
@@ -135,15 +127,8 @@ def plain_arguments(
                 allowed = stated_range(parameter.annotation) or BY_KIND[kind]
                 if kind is float and type(default) is int:
                     default = float(default)
-                arguments[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
+                arguments[key] = Argument(kind, default, allowed)
     return arguments
-
-
-def _is_choice(parameter: inspect.Parameter) -> bool:
-    """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
-    options = typing.get_args(parameter.annotation)
-    made_types = [option for option in options if option not in (*_PLAIN, type(None))]
-    return str in options and any(typing.get_origin(o) is not Sequence for o in made_types)
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:
@@ -206,8 +191,7 @@ def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
 def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
 
-    Raises:
-      ValueError: its signature does not take these arguments, or a user's own function fails.
+    A signature without these arguments, and a user's own function that fails, are ValueErrors.
     """
     # Bound before the call: a TypeError inside the function is not an error of its signature.
     try:

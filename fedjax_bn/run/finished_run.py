@@ -78,11 +78,8 @@ class Request(NamedTuple):
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
     """Tests a finished run and writes FOLDER/evaluations/NAME.json, and its plots beside it.
 
-    Returns the content of NAME.json, and the paths of all files written.
-
-    Raises:
-      WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
-      ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
+    Returns the content of NAME.json, and the paths of all files written. A workdir that cannot be
+    read is a WorkdirError or CheckpointError; what does not suit the run is a ConfigError.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, request.trust)
@@ -152,12 +149,15 @@ def _tested(
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, trained, form)
-    if request.tsne and not experiment.task.classifies:
-        raise ConfigError("--tsne needs the features of a classifier: leave it out")
-    if request.alphas and COLLECTION not in served_variables(state):
-        raise ConfigError(
-            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
-        )
+    is_adapted = COLLECTION in served_variables(state)
+    unsuited = {
+        "--tsne needs the features of a classifier": request.tsne
+        and not experiment.task.classifies,
+        f"--alphas: {NEEDS['zero_shot_adapter']}": request.alphas and not is_adapted,
+    }
+    for problem, occurs in unsuited.items():
+        if occurs:
+            raise ConfigError(problem)
     tested = _domains_to_test(config, trained, form, request)
     choices = choose_adaptations(config, experiment.model)
     scoring = read_evaluation(config, experiment.method)

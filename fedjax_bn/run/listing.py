@@ -22,26 +22,39 @@ def listing(names: Sequence[str]) -> str:
     kind, *chosen = names or ("",)
     if kind not in LISTS:
         raise ConfigError(f"list {brief(kind)} is unknown{nearest(kind, LISTS)}")
-    if kind == "keys":
-        table: Mapping[str, Any] = KEYS
-    elif kind == "configs":
-        table = {name: file.read_text().strip('"') for name, file in packaged_configs().items()}
-    else:
-        table = _choices_of(kind)
-    for name in chosen:
-        if name not in table:
-            raise ConfigError(f"{kind} has no {brief(name)}{nearest(name, table)}")
-        if kind in _CHOICES:
-            return _options(kind, name, table[name])
+    table = _table(kind)
+    if unknown := next((name for name in chosen if name not in table), None):
+        raise ConfigError(f"{kind} has no {brief(unknown)}{nearest(unknown, table)}")
+    if chosen and kind in _CHOICES:
+        return _options(kind, chosen[0], table[chosen[0]])
     return "\n".join(_entry(kind, name, table[name]) for name in chosen or table)
+
+
+def _table(kind: str) -> Mapping[str, Any]:
+    if kind == "keys":
+        return KEYS
+    if kind == "configs":
+        return packaged_configs()
+    from fedjax_bn.adaptation.choice import ADAPTATIONS  # most need JAX
+    from fedjax_bn.run.experiment import datasets, method
+
+    return {
+        "methods": method.METHODS,
+        "models": method.MODELS,
+        "datasets": datasets.DATASETS,
+        "adaptations": ADAPTATIONS,
+        "weights": method.WEIGHING,
+        "augmentations": method.AUGMENTATIONS,
+    }[kind]
 
 
 def _entry(kind: str, name: str, value: Any) -> str:
     if kind == "keys":
         return _described(name, value, value.meaning)
-    options = () if kind == "configs" else _arguments_of(kind, name, value)
-    about = value if kind == "configs" else inspect.getdoc(value)
-    return _wrapped(":".join((name, *options)), _first_line(about))
+    if kind == "configs":
+        return _wrapped(name, _first_line(value.read_text()))
+    options = _arguments_of(kind, name, value)
+    return _wrapped(":".join((name, *options)), _first_line(inspect.getdoc(value)))
 
 
 def _described(name: str, argument: Argument, meaning: str) -> str:
@@ -56,21 +69,6 @@ def _wrapped(title: str, meaning: str) -> str:
     # A name such as `package.module:function` stays whole, to be copied.
     options = {"break_on_hyphens": False, "break_long_words": False}
     return "\n    ".join((title, *textwrap.wrap(meaning, 76, **options)))
-
-
-def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
-    """Returns name -> function; imports it here, because most need JAX."""
-    from fedjax_bn.adaptation.choice import ADAPTATIONS
-    from fedjax_bn.run.experiment import datasets, method
-
-    return {
-        "methods": method.METHODS,
-        "models": method.MODELS,
-        "datasets": datasets.DATASETS,
-        "adaptations": ADAPTATIONS,
-        "weights": method.WEIGHING,
-        "augmentations": method.AUGMENTATIONS,
-    }[kind]
 
 
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:

@@ -1,6 +1,5 @@
 """The command `serve`: writes a model of a finished run, an unseen client's or a client's own."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,9 @@ def run(
             has_trained = finished.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
-        programs = {}
+        programs, form = {}, (tuple(facts.shape), facts.dtype)
         try:
             for text, choice in choose_adaptations(config, experiment.model).items():
-                form = (tuple(facts.shape), facts.dtype)
                 programs[text] = export(choice, variables, experiment.prepare, *form)
         except ImportError as error:  # flatbuffers
             if not is_of_library(config.model):  # such a model is served as a program alone
@@ -77,11 +75,6 @@ def run(
         write_served(to, facts, variables, programs)
     of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
-    options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
-    out = ("--out", "FOLDER") if experiment.task.segments else ()
-    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
-    trust_flag = () if is_of_library(config.model) and adaptation in ADAPTATIONS else ("--trust",)
-    say(shlex.join(("fedjax-bn", "predict", *options, *out, *trust_flag)))
 
 
 def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
@@ -133,9 +126,8 @@ def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
     adaptations = {None: "running", gated_statistics: "learned_alpha"}
     if statistics not in adaptations:
         raise ConfigError(
-            "the method's clients predict by a statistics rule of its own, which a served model "
-            "does not hold: name adaptations with --config.adaptations, or predict in Python with "
-            "fedjax_bn.load_run(WORKDIR).predict(images, client=NAME)"
+            "a served model does not hold the statistics rule by which the method's clients "
+            "predict: set config.adaptations, or use fedjax_bn.load_run(WORKDIR).predict"
         )
     return adaptations[statistics]
 
@@ -145,9 +137,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
-        raise ConfigError(
-            "serve writes no detector, as this run's is: use fedjax_bn.tasks.detection in Python"
-        )
+        raise ConfigError("serve writes no detector: use fedjax_bn.tasks.detection in Python")
     if experiment.evaluation.personalization:
         yield (
             "evaluate lets clients adapt to labelled samples first (personalize_samples); "

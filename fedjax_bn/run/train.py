@@ -32,7 +32,7 @@ from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
-from fedjax_bn.training.loop import Round, train
+from fedjax_bn.training.loop import train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
 from fedjax_bn.training.population import start_population
@@ -120,11 +120,9 @@ def run(
     on what is shared, else only sums.
 
     Raises:
-      ConfigError: the configuration or the data cannot be used.
-      WorkdirError, CheckpointError: the workdir belongs to another run or is damaged.
-      NotFiniteError: an update of a client or the server's step is not finite and
-        `config.on_nonfinite` is "stop", or no client's update is finite.
-      RiskError: the weighing rule cannot use a client's risk.
+      ConfigError, WorkdirError, CheckpointError: the configuration, the data or the workdir cannot
+        be used.
+      NotFiniteError, RiskError: an update or a risk is not finite, and none may be left out.
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
@@ -153,8 +151,8 @@ def run(
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)):
-        change = by_first(lambda: claim(folder, plan.keys, about, plan.follows))
-        for note in filter(None, (change, by_first(lambda: difference(folder, about)))):
+        by_first(lambda: claim(folder, plan.keys, about, plan.follows))
+        if note := by_first(lambda: difference(folder, about)):
             say(note)
         state, records = resume(folder, start, experiment.mesh)
         if records:
@@ -207,7 +205,13 @@ def _finish(
         began = time.perf_counter()
         round = recorded(rounds.compile(state), experiment)
         compile_seconds = time.perf_counter() - began
-        _train_rounds(experiment, folder, say, round, state, records)
+        callbacks, stop = _callbacks(experiment, folder, say, records)
+        train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
+        if stop.asked:
+            raise InterruptedRun(
+                f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
+                "give the same command to continue"
+            )
     spent = plan.privacy(len(records))
     summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < plan.rounds:
@@ -235,15 +239,10 @@ def _finish(
     return summary
 
 
-def _train_rounds(
-    experiment: Experiment,
-    folder: Path,
-    say: Callable[[str], None],
-    round: Round,
-    state: Any,
-    records: list[Record],
-) -> None:
-    """Runs the remaining rounds, whose records are appended; may raise InterruptedRun."""
+def _callbacks(
+    experiment: Experiment, folder: Path, say: Callable[[str], None], records: list[Record]
+) -> tuple[tuple[Any, ...], StopRequests]:
+    """Returns what happens between rounds, whose records are appended to `records`."""
     plan, rounds_played, answers = experiment.plan, len(records), {}
     names = [domain.name for domain in experiment.internal.domains]
     score_all, stop = evaluator(experiment), StopRequests()
@@ -269,12 +268,7 @@ def _train_rounds(
         stop,
         Checkpoints(folder, plan.checkpoint_every, records, [e.flush for e in shown[:1]]),
     )
-    train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
-    if stop.asked:
-        raise InterruptedRun(
-            f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
-            "give the same command to continue"
-        )
+    return callbacks, stop
 
 
 def describe_run(config: ConfigDict) -> str:

@@ -251,9 +251,9 @@ LABELS = {
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("domainbed", "masks", "choose masks"),
-        ("boxes", "masks", "choose masks"),
-        ("masks", "boxes", "choose boxes"),
+        ("domainbed", "masks", "masks for masks"),
+        ("boxes", "masks", "masks for masks"),
+        ("masks", "boxes", "boxes for boxes"),
         ("masks:flip=0.0", "classes", "toy"),
         ("boxes:flip=0.0", "classes", "toy"),
         ("masks:rotate=200", "masks", "rotate=200"),

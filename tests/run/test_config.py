@@ -75,7 +75,7 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
         ("optimizer.learn_rate=1", ["'optimizer.learning_rate'"]),
         ("xyzzy=1", ["'xyzzy'; `fedjax-bn list keys`"]),
         ("data=1", ["'data.clients_per_domain'"]),
-        ("fast,rounds=3", ["key=value"]),
+        ("fast,rounds=3", ["'fast'"]),
         ("privacy.noise=1", ["privacy.clip"]),
     ],
 )

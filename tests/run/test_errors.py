@@ -33,7 +33,6 @@ MISTAKES = [
     (["--config.method=fedprox:nu=1"], ["'nu=1' must be key=value with a key of mu"]),
     (["--config.baselines=fedprox:mu=-1"], ["mu=-1.0 must be at least 0"]),
     (["--config=none.py"], ["no config file 'none.py'"]),
-    (["--config="], ["give a config: --config quickstart"]),
 ]
 
 
@@ -83,12 +82,11 @@ def test_a_mistake_names_culprit_and_remedy_in_one_line_and_makes_no_workdir(
 
 
 def test_a_process_of_its_own_prints_one_line_and_no_traceback():
-    given = ("--config", QUICK, "--config.target=fax", f"--workdir={__file__}")
-    process = runs.start(*given)
+    process = runs.start("--config", QUICK, "--config.rouds=3")
     errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
     assert errors.count("\n") == 1, errors
-    assert "--workdir" in errors
+    assert "rounds" in errors
 
 
 def arrays_of(**changes):

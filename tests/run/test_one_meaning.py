@@ -46,7 +46,7 @@ def built_both_ways(name, monkeypatch):
     changes = {"method": name, "data.name": "tiny", "data.path": "none", "data.image_size": 9}
     changes |= {"batch_size": 3, "mesh.clients": 1}
     changes |= {"model": NETS.get(name, "SmallCNN"), "adaptations": ("running",)}
-    changes |= {f"{name}.{key}": value for key, value in SAID.get(name, {}).items()}
+    changes["method"] += "".join(f":{key}={value}" for key, value in SAID.get(name, {}).items())
     config.update_from_flattened_dict(changes)
     experiment, keys = build.build(config), make_keys(config.seed)
     load = choose_loading("none", 9, experiment.internal)

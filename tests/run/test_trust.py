@@ -139,28 +139,16 @@ def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
     assert finished.remembered(about, trust=True).compilation_cache == str(tmp_path)
 
 
-AS_A_USER = """
-import sys
-sys.argv = ["fedjax-bn", *sys.argv[1:]]
-from fedjax_bn import main
-main.command()
-"""
-
-
-@pytest.mark.parametrize("way", [["-m", "fedjax_bn"], ["-c", AS_A_USER]])
-def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path, way):
+def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path):
     """Modules that are looked for when a model is read lie in it, under their names."""
-    for name in ("evil", "torch", "flatbuffers", "tqdm", "zstandard", "json", "scipy"):
+    for name in ("evil", "torch", "flatbuffers", "tqdm", "zstandard", "scipy"):
         (served / f"{name}.py").write_text(f"open('{name}-ran', 'w')")
     edit(served, adaptations=["evil:f"])
     np.savez(tmp_path / "i.npz", images=IMAGES)
     given = ["predict", "--model=.", f"--data={tmp_path / 'i.npz'}"]
-    start = [sys.executable, *(["-P"] if way[0] == "-c" else []), *way]
     paths = [str(runs.ROOT), os.environ.get("PYTHONPATH", "")]
-    # Python itself puts the current folder first; what it imports before us is not ours to refuse.
-    (served / "json.py").unlink()
     done = subprocess.run(
-        [*start, *given],
+        [sys.executable, "-m", "fedjax_bn", *given],
         cwd=served,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
@@ -225,12 +213,9 @@ def test_code_that_only_model_json_names_is_not_imported(
     assert not (served / "evil-ran").exists()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "object"])
-def test_other_arrays_are_one_sentence_and_objects_are_not_unpickled(
-    served, tmp_path, capfd, dtype
-):
+def test_arrays_of_objects_are_one_sentence_and_not_unpickled(served, tmp_path, capfd):
     arrays, kernel = dict(np.load(served / "variables.npz")), "params/dense1/kernel"
-    np.savez(served / "variables.npz", **arrays | {kernel: arrays[kernel].astype(dtype)})
+    np.savez(served / "variables.npz", **arrays | {kernel: arrays[kernel].astype(object)})
     assert str(served / "variables.npz") in said_by_predict(served, tmp_path, capfd)
 
 

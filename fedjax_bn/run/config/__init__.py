@@ -19,13 +19,11 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
 
     Raises:
-      ConfigError: a part has no '=', a key is unknown, or a value has a wrong type or range.
+      ConfigError: a key is unknown, or a value has a wrong type or range.
     """
     # A comma belongs to the value, as in adaptations=running,batch, unless a "key=" follows it.
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
-        key, equals, value_text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"config change {brief(change)} must be of the form key=value")
+        key, _, value_text = change.partition("=")
         assign(config, key, value_text)
     return config
 

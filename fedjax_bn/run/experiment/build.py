@@ -23,7 +23,6 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
@@ -100,8 +99,6 @@ def build(config: ConfigDict) -> Experiment:
     data = read_data(config)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
-    if config.data.truncate:
-        notes += ("training and validation samples are cut to the smallest domain (data.truncate)",)
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
     _check_clients(internal, config)
@@ -129,12 +126,6 @@ def assemble(
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, to_inputs, load, task, mesh)
-    notes += method.notes
-    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
-    small = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if config.local_steps and small:
-        repeats = f"a step's batch of {config.batch_size} repeats samples of clients"
-        notes += (f"{repeats} that have fewer: {first_few(small)}",)
     return Experiment(
         model=model,
         method=method,
@@ -142,7 +133,7 @@ def assemble(
         unseen=unseen,
         prepare=to_inputs,
         adaptations=choose_adaptations(config, model),
-        notes=notes,
+        notes=notes + method.notes,
         mesh=mesh,
         task=task,
         **read_values(config, method, len(internal.domains)),
@@ -224,6 +215,12 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
     on_host = config.population == "host"
+    without = next((domain.name for domain in domains if domain.validation is None), "")
+    choosing = (
+        what_validates(config).removeprefix("config."),
+        f"patience={config.patience}" * bool(config.patience),
+        "validate_with=global" * (config.validate_with == "global"),
+    )
     problems = {
         f"data.image_size={size}, but images of {internal.name} have {side} pixels a side: set it "
         f"to {side}": side != size,
@@ -232,19 +229,12 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
         f"eval_clients={tested} is more than the {total} clients there are": tested > total,
         f"population=host keeps clients off the device that sit out, so clients_per_round={drawn} "
         f"must be above 0 and below {total}": on_host and not 0 < drawn < total,
+        f"{next(filter(None, choosing), '')} needs validation samples, but client {without!r} of "
+        f"{internal.name} has none: {HOLD_OUT}": any(choosing) and without,
     }
     for problem, occurs in problems.items():
         if occurs:
             raise ConfigError(f"config.{problem}")
-    without = [domain.name for domain in domains if domain.validation is None]
-    for key in (
-        what_validates(config),
-        f"config.patience={config.patience}" * bool(config.patience),
-        "config.validate_with=global" * (config.validate_with == "global"),
-    ):
-        if key and without:
-            needs = f"{key} needs validation samples, but client {without[0]!r}"
-            raise ConfigError(f"{needs} of {internal.name} has none: {HOLD_OUT}")
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:
@@ -355,11 +345,12 @@ def starting_record(start_from: str) -> Record:
 def _checkpoint_of(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
     workdir = Path(start_from).expanduser()
-    if not (workdir / "summary.json").exists():
-        raise ConfigError(f"config.start_from: {workdir} is not the workdir of a finished run")
-    read_json(workdir / "config.json", CLAIM)
-    for kind in ("selected", "latest"):
-        names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
-        if rounds := [int(name) for name in names if name.isdecimal()]:
-            return workdir / "checkpoints" / kind / str(max(rounds))
-    raise ConfigError(f"config.start_from: {workdir} holds no checkpoint")
+    if (workdir / "summary.json").exists():
+        read_json(workdir / "config.json", CLAIM)
+        for kind in ("selected", "latest"):
+            names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
+            if rounds := [int(name) for name in names if name.isdecimal()]:
+                return workdir / "checkpoints" / kind / str(max(rounds))
+    raise ConfigError(
+        f"config.start_from: {workdir} is not the workdir of a finished run with a checkpoint"
+    )

@@ -93,9 +93,9 @@ def _read_folders(config: ConfigDict) -> Source | Dataset:
     return (_read_npz if _path(config).endswith(".npz") else _read_class_folders)(config)
 
 
-def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any) -> Source:
-    chosen = {"corruptions": domains} if domains else {}
-    return cifar10_c.load_cifar10_c(*arguments, **chosen, **options)
+def _load_cifar10_c(path: str, *, domains: Sequence[str] = (), **options: Any) -> Source:
+    corruptions = domains or cifar10_c.CORRUPTIONS
+    return cifar10_c.load_cifar10_c(path, corruptions=corruptions, **options)
 
 
 def _read_abide(
@@ -104,7 +104,6 @@ def _read_abide(
     """ABIDE I: patients with autism and controls, classified by connectomes, one domain a site.
 
     Args:
-      config: the run's.
       atlas: the atlas, such as cc200, where the folder has several.
       window: time points of a connectome; 0 for all.
       stride: time points between the starts of two windows.
@@ -227,17 +226,8 @@ def configured_clients(
         seed=config.seed,
     )
     internal, unseen = pool_clients(internal) if pooled else (internal, unseen)
-    _check_names([domain.name for domain in (*internal.domains, *unseen)], data.name)
+    check_names_differ([domain.name for domain in (*internal.domains, *unseen)], data.name)
     return internal, unseen
-
-
-def _check_names(names: Sequence[str], dataset: str) -> None:
-    check_names_differ(names, dataset)
-    for name in {"mean", "method", "adaptation"} & {*names}:
-        raise ConfigError(
-            f"{dataset} has a client or domain {name!r}, which in summary.json or targets.json is "
-            "the key of something else: rename it"
-        )
 
 
 def domain_names(config: ConfigDict) -> list[str]:
@@ -246,6 +236,6 @@ def domain_names(config: ConfigDict) -> list[str]:
     whole.target = ""
     with as_config_errors():
         data = read_data(whole)
-    names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
-    _check_names(names, data.name)
+        names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
+        check_names_differ(names, data.name)
     return names

@@ -1,7 +1,7 @@
 """Builds a configuration's model, task and augmentation, and its method with all its rules."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,13 @@ from fedjax_bn.arguments.choices import (
     split_choice,
 )
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import Fraction, Magnitude, Rounds, RoundsOr0, Share, Views
+from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
-from fedjax_bn.data.pixels import augment, label_augment
+from fedjax_bn.data.pixels import augment
+from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
@@ -44,7 +45,6 @@ from fedjax_bn.tasks.detection import Recipe, detection
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
 _CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
-_LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
 _SUITABLE = {
     _CLASS: "a classifier, such as DigitCNN or ResNet18",
     BOXES: "a detector, such as TinyDetector or YOLOv5n",
@@ -161,18 +161,15 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             measure = validating(validation_score if by_accuracy else validation_loss)
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
         federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
-        if not isinstance(federated_method, FederatedMethod):
-            kind = type(federated_method).__name__
-            raise ConfigError(f"{culprit} gives {kind}, not a FederatedMethod")
         return federated_method
 
     return make
 
 
-def _made(key: str, text: str, table: Table, *arguments: Any, given: Sequence[str] = ()) -> Any:
-    """Returns what the function that a key chooses makes of its options and the arguments."""
-    make, options = choice_of(key, text, table, given)
-    return call_chosen(f"config.{key}={brief(text)}", make, *arguments, **options)
+def _made(key: str, text: str, table: Table) -> Any:
+    """Returns what the function that a key chooses makes of its options."""
+    make, options = choice_of(key, text, table)
+    return call_chosen(f"config.{key}={brief(text)}", make, **options)
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
@@ -356,13 +353,16 @@ def choose_task(
     """
     kind = _kind_of(internal)
     if kind != _made_for(text, model, images, internal.num_classes):
-        raise ConfigError(
-            f"config.model={brief(text)} does not suit {internal.name}, whose images have "
-            f"{_LABELS[kind]} each: choose {_SUITABLE[kind]}"
-        )
+        raise _unsuited(f"config.model={brief(text)}", internal, _SUITABLE[kind])
     if kind == BOXES:
         return detection(model.anchors, recipe=recipe)
     return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
+
+
+def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:
+    labels = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}[_kind_of(data)]
+    images = f"{data.name}, whose images have {labels} each"
+    return ConfigError(f"{choice} does not suit {images}: choose {remedy}")
 
 
 def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
@@ -388,34 +388,23 @@ def _kind_of(data: Dataset) -> str:
     return MASK if has_masks(labels) else BOXES if has_boxes(labels) else _CLASS
 
 
-def _none(size: int) -> None:
+def _none() -> None:
     """Leaves the images as they are."""
 
 
-def _office(size: int) -> augment.Augment:
-    """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
-    return augment.office()
-
-
-def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
-    """Applies random operations to each image (RandAugment)."""
-    return augment.randaug(ops, magnitude)
-
-
-# `make(size, ...) -> augment`, with the side of the images that the model reads
-AUGMENTATIONS = {
-    "none": _none,
-    "domainbed": augment.domainbed,
-    "office": _office,
-    "randaug": _randaug,
-    "boxes": label_augment.of_boxes,
-    "masks": label_augment.of_masks,
+# `make(...) -> augment`, or `make(size, ...)` with the side of the images that the model reads
+AUGMENTATIONS: dict[str, Callable[..., Any]] = {
+    **{make.__name__: make for make in (augment.domainbed, augment.office, augment.randaug)},
+    **{"none": _none, "boxes": of_boxes, "masks": of_masks},
 }
 
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
-    return _made("data.augment", text, AUGMENTATIONS, size, given=("size",))
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    if "size" in inspect.signature(make).parameters:
+        options["size"] = size
+    return call_chosen(f"config.data.augment={brief(text)}", make, **options)
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:
@@ -424,12 +413,9 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     if change is None:
         return look_up
     moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
-    if moved != (kind := _kind_of(internal)):
-        remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
-        raise ConfigError(
-            f"config.data.augment={brief(text)} does not suit {internal.name}, whose images have "
-            f"{_LABELS[kind]} each: choose {remedy}, or none"
-        )
+    if moved != _kind_of(internal):
+        remedy = "none, boxes for boxes, or masks for masks"
+        raise _unsuited(f"config.data.augment={brief(text)}", internal, remedy)
 
     def load(source: Any, batch: Batch, key: jax.Array) -> Batch:
         batch = look_up(source, batch, key)

@@ -40,12 +40,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 def read_about(folder: Path) -> Record:
     """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
-    if not (folder / "config.json").exists():
-        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished one")
-    if not (folder / "summary.json").exists():
-        raise WorkdirError(
-            f"{folder} holds a run that has not finished: give the command that started it again"
-        )
+    for name, state in (("config", "holds no run"), ("summary", "holds a run that goes on")):
+        if not (folder / f"{name}.json").exists():
+            raise WorkdirError(f"{folder} {state}: give the workdir of a finished run")
     return workdir.read_json(folder / "config.json", FINISHED)
 
 
@@ -85,10 +82,9 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
         variables = run.variables("blueprint")
 
     Images have the stored form of the training images: `run.method.learned.prepare` standardizes
-    them with the run's constants.
-
-    With `trust`, code that the workdir names, such as a model of one's own, is imported, also from
-    the folder where the run was started; without it only from folders on `PYTHONPATH`.
+    them with the run's constants. With `trust`, code that the workdir names, such as a model of
+    one's own, is imported, also from the folder where the run was started; without it only from
+    folders on `PYTHONPATH`.
 
     Raises:
       WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.

@@ -76,7 +76,7 @@ def _name(folder: Path) -> str:
 
 def claim(
     folder: Path, config: Record, about: Record, follows: str = "", write: bool = True
-) -> str:
+) -> None:
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
     Args:
@@ -84,9 +84,6 @@ def claim(
       about: versions, devices and data, see `_differences`; recorded at the first start.
       follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
       write: whether to write; else the folder is only checked.
-
-    Returns:
-      A message on the difference from a run that had this number of rounds at first, or "".
 
     Raises:
       WorkdirError: the folder is of another run, or has files that are not from a run.
@@ -101,44 +98,37 @@ def claim(
             )
         if write:
             workdir.write_json(path, {"config": config, **about})
-        return ""
+        return
     recorded = workdir.read_json(path, CLAIM)
     record = json.loads(json.dumps({"config": config, **about}))  # tuples are lists there
-    if differences := _differences(recorded, record):
-        raise WorkdirError(
-            f"{folder} belongs to a run of another configuration; these differ: "
-            f"{', '.join(differences)}. Give another --workdir, or the old values to continue"
-        )
     was, rounds = recorded["config"].get("rounds"), config["rounds"]
-    if was == rounds:
-        return ""
-    if follows:
-        raise WorkdirError(
-            f"{folder} belongs to a run of {was} rounds, and {follows} follows from that number: "
-            f"give rounds={was}, or another --workdir, or start_from={folder} when it has finished"
-        )
     rounds_played = workdir.rounds_recorded(lines)
-    # The last round of a run is always evaluated.
-    ends = rounds == rounds_played and "accuracy" in workdir.read_lines(lines, rounds)[-1]
-    if rounds <= rounds_played and not ends:
-        raise WorkdirError(
-            f"{folder} has made {rounds_played} rounds already: give more than rounds={rounds}, or "
-            "another --workdir"
+    problem = ""
+    if differences := _differences(recorded, record):
+        problem = (
+            f"belongs to a run of another configuration; these differ: {', '.join(differences)}. "
+            "Give another --workdir, or the old values to continue"
         )
-    if not write:
-        return ""
+    elif was != rounds and follows:
+        problem = (
+            f"belongs to a run of {was} rounds, and {follows} follows from that number: give "
+            f"rounds={was}, or another --workdir, or start_from={folder} when it has finished"
+        )
+    elif was != rounds and (
+        rounds < rounds_played
+        # The last round of a run is always evaluated.
+        or (rounds == rounds_played and "accuracy" not in workdir.read_lines(lines, rounds)[-1])
+    ):
+        problem = f"has made {rounds_played} rounds already: give more than rounds={rounds}"
+    if problem:
+        raise WorkdirError(f"{folder} {problem}")
+    if not write or was == rounds:
+        return
     promised = {name: about[name] for name in ("privacy",) if name in about}
     # The profiled round of an earlier start may be above the new number of rounds.
     changed = {"rounds": rounds, "profile": config["profile"]}
     workdir.write_json(path, {**recorded, **promised, "config": {**recorded["config"], **changed}})
     (folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
-    if rounds_played < was or not was % config["eval_every"]:
-        return ""
-    return (
-        f"round {was} was evaluated because it was the last one, which a run that was given "
-        f"{rounds} rounds at once would not do (eval_every={config['eval_every']}): the model "
-        "is the same, but another round may be selected"
-    )
 
 
 def _differences(earlier: Record, record: Record) -> list[str]:
