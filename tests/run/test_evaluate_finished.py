@@ -138,7 +138,7 @@ def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
 
 
 def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
-    arguments = ("--workdir", str(finished[0]), "--config.adaptations", "running,batch")
+    arguments = ("--workdir", str(finished[0]), "--config.adaptations=running,batch")
     assert runs.command("evaluate", *arguments, "--internal") == 0
     text = capsys.readouterr().out
     assert "unseen, accuracy %   dog\n" in text

@@ -81,12 +81,12 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     if not draw:
         monkeypatch.setattr(data_plots, "samples", lambda domains, **options: b"")
     if data is None:
-        monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
+        monkeypatch.setattr(train, "prepare", _prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):
-            monkeypatch.setattr(train, name, once(getattr(train, name)))
+            monkeypatch.setattr(train, name, _once(getattr(train, name)))
 
 
-def prepared_once(prepare: Callable) -> Callable:
+def _prepared_once(prepare: Callable) -> Callable:
     """`prepare`, which builds equal configurations once."""
 
     def remembered(config: ConfigDict, *rest: object) -> tuple:
@@ -95,9 +95,7 @@ def prepared_once(prepare: Callable) -> Callable:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
                 plan[name] = known.pop(name)
-        plan["profile"] = known.pop("profile")
-        if known["on_nonfinite"] in ("stop", "drop"):
-            plan["on_nonfinite"] = known.pop("on_nonfinite")
+        plan |= {name: known.pop(name) for name in ("profile", "on_nonfinite")}
         key = json.dumps(known)
         if key not in COMPILED:
             COMPILED[key] = prepare(config, *rest)
@@ -108,7 +106,7 @@ def prepared_once(prepare: Callable) -> Callable:
     return remembered
 
 
-def once(function: Callable) -> Callable:
+def _once(function: Callable) -> Callable:
     """The function, called once for all experiments of one method that `prepare` has built.
 
     Rounds of data on the device, which read nothing from a stream, are compiled once; others are
@@ -123,14 +121,14 @@ def once(function: Callable) -> Callable:
             if hasattr(made, "note"):
                 if "stay on the device" not in made.note:
                     return made
-                made = made._replace(compile=first_of(made.compile))
+                made = made._replace(compile=_first_of(made.compile))
             COMPILED[key] = made, method  # kept, so that no other has its id
         return COMPILED[key][0]
 
     return remembered
 
 
-def first_of(function: Callable) -> Callable:
+def _first_of(function: Callable) -> Callable:
     """The function, whose first result is that of every call."""
     results = []
 

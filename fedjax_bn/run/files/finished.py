@@ -40,7 +40,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 def read_about(folder: Path) -> Record:
     """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
-    for name, state in (("config", "holds no run"), ("summary", "holds a run that goes on")):
+    for name, state in (
+        ("config", "holds no run"),
+        ("summary", "holds a run that has not finished"),
+    ):
         if not (folder / f"{name}.json").exists():
             raise WorkdirError(f"{folder} {state}: give the workdir of a finished run")
     return workdir.read_json(folder / "config.json", FINISHED)
