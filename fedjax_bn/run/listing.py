@@ -90,7 +90,7 @@ def _options(kind: str, name: str, function: Callable[..., Any]) -> str:
         module = inspect.getmodule(function)
         meanings = _meanings(getattr(module, module.__name__.rpartition(".")[2], None)) | meanings
     options = [
-        _described(f":{key}", option, option.meaning or meanings.get(key, ""))
+        _described(f":{key}", option, meanings.get(key, ""))
         for key, option in _arguments_of(kind, name, function).items()
     ]
     title = f"{name}: {_first_line(inspect.getdoc(function))}\n"

@@ -18,8 +18,7 @@ __all__ = ["base", "check", "choose", "override"]  # what a config file needs
 def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
 
-    Raises:
-      ConfigError: a key is unknown, or a value has a wrong type or range.
+    An unknown key, and a value of a wrong type or range, are ConfigErrors.
     """
     # A comma belongs to the value, as in adaptations=running,batch, unless a "key=" follows it.
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
@@ -37,19 +36,13 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
 
 
 def check(config: ConfigDict) -> None:
-    """Checks all that needs no data: keys, types, ranges, and values that exclude each other.
-
-    Raises:
-      ConfigError: a check fails; the message has the key, its value and what is allowed.
-    """
+    """Checks all that needs no data: keys, types and ranges; a fault is a ConfigError."""
     values = dict(flatten(config))
     for name, value in values.items():
         _check_value(name, value)
     if missing := KEYS.keys() - values.keys():
-        raise ConfigError(
-            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
-            "fedjax_bn.run.config.base()"
-        )
+        names = ", ".join(sorted(missing))
+        raise ConfigError(f"get_config must start from run.config.base(): it lacks {names}")
     if config.privacy.noise and not config.privacy.clip:
         raise ConfigError("config.privacy.noise is in units of privacy.clip: set that above 0")
 

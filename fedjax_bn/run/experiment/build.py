@@ -82,8 +82,8 @@ TESTED_ON_VALIDATION = (
 def build(config: ConfigDict) -> Experiment:
     """Builds what a configuration names; nothing is compiled yet.
 
-    Raises:
-      ConfigError, ValueError, OSError: a key is wrong; data are missing, damaged or do not suit.
+    A wrong key, and data that are missing, damaged or do not suit, are ConfigError, ValueError or
+    OSError.
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)

@@ -124,13 +124,11 @@ def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, i
 
     `like` has its form. Without a checkpoint, or of another model, there is a CheckpointError.
     """
-    for name in ("selected", "latest"):
-        checkpoints = folder / "checkpoints" / name
-        if not checkpoints.is_dir():
-            continue
-        with checkpoint.open_folder(checkpoints, keep=2) as manager:
-            if steps := checkpoint.steps(manager):
-                return checkpoint.restore(manager, like), steps[-1]
+    for checkpoints in (folder / "checkpoints" / name for name in ("selected", "latest")):
+        if checkpoints.is_dir():
+            with checkpoint.open_folder(checkpoints, keep=2) as manager:
+                if steps := checkpoint.steps(manager):
+                    return checkpoint.restore(manager, like), steps[-1]
     raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
 
 

@@ -28,10 +28,8 @@ _MAY_DIFFER = {
 def owned(folder: Path, wait: bool = False) -> Iterator[None]:
     """Makes this process the owner of a folder, which is made if it is missing.
 
-    With `wait`, another owner has `PATIENCE` seconds to end.
-
-    Raises:
-      WorkdirError: another process owns the folder, or it cannot be written to.
+    With `wait`, another owner has `PATIENCE` seconds to end. A folder that another process owns,
+    or that cannot be written to, is a WorkdirError.
     """
     # The lock is the kernel's (flock): it ends with the process, however the process ends, and
     # holds between hosts on NFS. If a file system has no flock, filelock uses a file, which stays
@@ -85,8 +83,7 @@ def claim(
       follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
       write: whether to write; else the folder is only checked.
 
-    Raises:
-      WorkdirError: the folder is of another run, or has files that are not from a run.
+    A folder of another run, or with files that are not from a run, is a WorkdirError.
     """
     path, lines = folder / "config.json", folder / "metrics.jsonl"
     if not path.exists():
