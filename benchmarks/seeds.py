@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from configs.quickstart import get_config
 from fedjax_bn.run import train
-from fedjax_bn.run.commands import runs
+from fedjax_bn.run.train import runs
 from fedjax_bn.training.score_tables import columns, grid, heading
 
 

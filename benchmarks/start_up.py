@@ -72,10 +72,9 @@ def one_start(began: float, file: str) -> None:
     parts.end("interpreter", (began, 0.0))
     start = here()
     from fedjax_bn import main
-    from fedjax_bn.run import commands, train
+    from fedjax_bn.run import train
     from fedjax_bn.training import rounds
 
-    assert commands
     parts.end("imports", start)
     for part, name in FUNCTIONS.items():
         place, last = owner(train, name)

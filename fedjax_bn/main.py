@@ -24,14 +24,14 @@ from typing import Any, NoReturn
 from absl import logging
 
 from fedjax_bn import __version__
-from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
+from fedjax_bn.arguments.errors import InterruptedRun, UserError
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.run.config.file import Changes, read, split_changes
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        fail(f"{message}; `{self.prog} --help` has all")
+        _fail(f"{message}; `{self.prog} --help` has all")
 
 
 def command() -> None:
@@ -43,39 +43,42 @@ def command() -> None:
     # `python -m` puts the current folder first, from which a file could then hide a library.
     if sys.path[0] == os.getcwd() != package and not sys.flags.safe_path:
         del sys.path[0]
-    options, changes = parse(sys.argv)
-    # Modules in the current folder can be imported only if the user may have named code on the
-    # command line, because a folder that is read must not choose code.
-    values = (getattr(options, "adapt", ""), *(value for _, value in changes))
-    trusted = getattr(options, "config", "") or getattr(options, "trust", False)
-    if options.command == "train" or trusted or any(":" in value for value in values):
-        sys.path.append("")
-    _run(options, changes)
+    main(sys.argv, own_modules=True)
 
 
-def main(argv: list[str]) -> None:
-    """Runs a command; a user's mistake ends it with an error message."""
-    _run(*parse(argv))
+def main(argv: list[str], own_modules: bool = False) -> None:
+    """Runs a command; a user's mistake ends it with an error message.
 
-
-def _run(options: argparse.Namespace, changes: Changes) -> None:
+    With `own_modules` code in the current folder can be named on the command line.
+    """
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     try:
+        options, changes = parse(argv)
+        if own_modules and _names_code(options, changes):
+            sys.path.append("")
         COMMANDS[options.command](options, changes)
         sys.stdout.flush()  # a full disk shows itself here at the latest
     except InterruptedRun as stop:
-        fail(str(stop), status=130)
+        _fail(str(stop), status=130)
     except KeyboardInterrupt:  # if `main` is called without `command`, as in a notebook
-        fail("stopped at once: give the same command to continue", 130)
+        _fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
-        fail(str(error))
+        _fail(str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
         # Else Python would try to write the rest of the output when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # whoever reads a pipe, such as `head`, has read enough
-            fail(f"the output cannot be written ({error}): give it room or another place")
+            _fail(f"the output cannot be written ({error}): give it room or another place")
+
+
+def _names_code(options: argparse.Namespace, changes: Changes) -> bool:
+    # Modules in the current folder can be imported only if the user may have named code on the
+    # command line, because a folder that is read must not choose code.
+    values = (getattr(options, "adapt", ""), *(value for _, value in changes))
+    trusted = getattr(options, "config", "") or getattr(options, "trust", False)
+    return options.command == "train" or trusted or any(":" in value for value in values)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
@@ -83,18 +86,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
     arguments = argv[1:]
     if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments = ["train", *arguments]
-    try:
-        changes, arguments = split_changes(arguments)
-    except ConfigError as error:
-        fail(str(error))
+    changes, arguments = split_changes(arguments)
     options = _parser().parse_args(arguments)
     if changes and options.command not in ("train", "config", "evaluate", "serve"):
-        fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
+        _fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
     return options, changes
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands; changes of keys are taken out by `split_changes`."""
     everything = _Parser(
         prog="fedjax-bn",
         description=__doc__,
@@ -105,12 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = everything.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog="fedjax-bn"
     )
-    parsers = {
-        name: commands.add_parser(
-            name, help=run.__doc__, description=run.__doc__, allow_abbrev=False
-        )
-        for name, run in COMMANDS.items()
-    }
+    parsers = {}
+    for name, run in COMMANDS.items():
+        texts: dict[str, Any] = {"help": run.__doc__, "description": run.__doc__}
+        parsers[name] = commands.add_parser(name, **texts, allow_abbrev=False)
 
     def flag(commands: str, name: str, flag_help: str, **options: Any) -> None:
         for command in commands.split():
@@ -120,23 +117,22 @@ def _parser() -> argparse.ArgumentParser:
         # No shell puts the home folder for the ~ after `--FLAG=`.
         flag(commands, name, flag_help, type=os.path.expanduser, **options)
 
-    config = "a file or a packaged config, see `fedjax-bn list configs`"
-    flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key")
+    config, on = "a file or a packaged config, see `fedjax-bn list configs`", "store_true"
+    flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key", required=True)
     path("train", "--workdir", "folder of the run; by default runs/CONFIG")
     several = "this process is one of several, see launch/README.md"
-    flag("train", "--distributed", several, action="store_true", default=None)
+    flag("train", "--distributed", several, action=on, default=None)
     alone = "this process is alone, whatever its launcher says"
     flag("train", "--nodistributed", alone, action="store_false", dest="distributed")
     flag("config", "config", config, metavar="CONFIG")
     path("evaluate serve", "--workdir", "folder of the finished run", required=True)
     flag("evaluate", "--config", f"{config}; by default the run's own", default="")
     flag("evaluate", "--name", "name of the files it writes", default="evaluation")
-    on: dict[str, Any] = {"action": "store_true"}
-    flag("evaluate", "--internal", "test the internal clients too", **on)
-    flag("evaluate", "--alphas", "record and plot the adapter's alphas", **on)
-    flag("evaluate", "--tsne", "plot t-SNE of features", **on)
-    flag("evaluate predict", "--resize", "stretch arrays of images to the model's size", **on)
-    flag("evaluate serve", "--trust", "import the code that the run's config.json names", **on)
+    flag("evaluate", "--internal", "test the internal clients too", action=on)
+    flag("evaluate", "--alphas", "record and plot the adapter's alphas", action=on)
+    flag("evaluate", "--tsne", "plot t-SNE of features", action=on)
+    flag("evaluate predict", "--resize", "stretch arrays of images to the model's size", action=on)
+    flag("evaluate serve", "--trust", "import the code that the run's config.json names", action=on)
     path("serve", "--export", "the folder that is written", required=True)
     whose = "whose own model; by default what an unseen client receives"
     flag("serve", "--client", whose, default="", metavar="NAME")
@@ -146,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("predict", "--adapt", "how; by default the first that was served", default="")
     out = "the file to write, by default the standard output, or for masks a new folder"
     path("predict", "--out", out, default="")
-    flag("predict", "--trust", "run the compiled program in the folder, which is code", **on)
+    flag("predict", "--trust", "run the compiled program in the folder, which is code", action=on)
     path("report", "folders", "finished runs", nargs="+", metavar="DIR")
     path("report", "--out", "the page, with its tables beside it", default="report.html")
     flag("report", "--baseline", "method that others are compared with", default="")
@@ -160,11 +156,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace, changes: Changes) -> None:
     """Trains the configured method and its baselines, or resumes them."""
-    if not options.config:
-        raise ConfigError("give a config: --config quickstart, or see `fedjax-bn list configs`")
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
-    from fedjax_bn.run.commands import train_all
+    from fedjax_bn.run.train import train_all
     from fedjax_bn.training.together import join
 
     join(options.distributed)
@@ -175,18 +169,17 @@ def _train(options: argparse.Namespace, changes: Changes) -> None:
 def _config_command(options: argparse.Namespace, changes: Changes) -> None:
     """Prints what a configuration would train: data, shapes, what travels and what stays."""
     config = read(options.config, changes)
-    from fedjax_bn.run.commands import describe_run
+    from fedjax_bn.run.train import describe_run
 
     print(describe_run(config))
 
 
 def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
     """Tests a finished run without training."""
-    from fedjax_bn.run import commands
-    from fedjax_bn.run.finished_run import Request
+    from fedjax_bn.run.finished_run import Request, evaluate
 
     values = {name: getattr(options, name) for name in Request._fields[2:]}
-    commands.evaluate(Path(options.workdir), Request(options.config, changes, **values))
+    evaluate(Path(options.workdir), Request(options.config, changes, **values))
 
 
 def _serve(options: argparse.Namespace, changes: Changes) -> None:
@@ -231,7 +224,7 @@ COMMANDS = {
 }
 
 
-def fail(message: str, status: int = 2) -> NoReturn:
+def _fail(message: str, status: int = 2) -> NoReturn:
     """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
     print(f"fedjax_bn: {message}", file=sys.stderr)

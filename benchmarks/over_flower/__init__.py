@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 # Two of the quickstart's scanners. If a scanner has several clients, each draws 180 of its images,
 # so that each trains as long as a client of the quickstart.
 CONFIG = """
-from fedjax_bn.run.config.keys import override
+from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 
 def get_config(changes=""):

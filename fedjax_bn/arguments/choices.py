@@ -11,12 +11,12 @@ import inspect
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from fedjax_bn.arguments.ranges import BY_KIND, Range, refusal, stated_range
+from fedjax_bn.arguments.ranges import BY_KIND, Range, stated_range
 from fedjax_bn.arguments.text import brief, nearest, one_line
 
 Table = Mapping[str, Callable[..., Any]]
@@ -33,7 +33,15 @@ class Argument(NamedTuple):
     default: Any  # `REQUIRED` if it has no default; if the default is None, None is allowed too
     range: Range = BY_KIND[bool]  # the allowed values of this type
     meaning: str = ""  # what it is for, of keys of the configuration
-    is_choice: bool = False  # whether its value may be a choice with arguments of its own
+
+    def refusal(self, value: Any) -> str:
+        """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
+        if value is None and self.default is None:
+            return ""
+        if type(value) is self.kind:
+            return self.range.refusal(value)
+        name = "a tuple of names" if self.kind is tuple else self.kind.__name__
+        return f"is of type {type(value).__name__}, but it must be {name}"
 
 
 def read_choice(
@@ -46,35 +54,26 @@ def read_choice(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns the function that a word chooses, and the arguments in the word.
 
-    Args:
-      what: names the word in error messages.
-      text: the word, `name:key=value:...` with a name of `table`, or a user's own function.
-      given: arguments that the caller gives, which the word cannot set.
-      extra: further keys that are not arguments of the function.
-
-    Raises:
-      ValueError: a name, module or key is unknown; a value has another type or is out of range; or
-        a required value is missing.
+    The word is `name:key=value:...` with a name of `table`, or a user's own function. It cannot set
+    the arguments that are `given` by the caller; `extra` are further keys. `what` names it in a
+    ValueError: an unknown name, module or key, a missing value, or one of another type or range.
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
     settable = plain_arguments(function, given) | dict(extra or {})
-    if changes and not settable:
-        raise ValueError(f"{what}: {name} takes no arguments")
     chosen: dict[str, Any] = {}
-    choice = ""  # the last key, if its value is a choice that may have arguments too
     for change in changes:
         key, equals, value = change.partition("=")
-        if choice and key not in settable:  # `mixing=uniform:low=0`
-            chosen[choice] += f":{change}"
+        before = next(reversed(chosen), "")
+        if key not in settable and before and settable[before].range is BY_KIND[str]:
+            chosen[before] += f":{change}"  # a choice with arguments: `mixing=uniform:low=0`
             continue
         if key not in settable or not equals:
-            keys = ", ".join(sorted(settable))
+            keys = ", ".join(sorted(settable)) or "none"
             raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
         chosen[key] = parsed(value, settable[key].kind)
-        if problem := misfit(chosen[key], settable[key]):
+        if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")
-        choice = key if settable[key].is_choice else ""
     for key, argument in settable.items():
         if argument.default is REQUIRED and key not in chosen:
             raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
@@ -94,18 +93,13 @@ def parsed(text: str, kind: type = object) -> Any:
 
     Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
     """
+    if kind is float:
+        with suppress(ValueError):
+            return float(text)
     # A name or a path is no literal and stays a text; so does what looks like code.
     value: Any = text
-    no_literal = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # deep nesting
-    with suppress(*no_literal), warnings.catch_warnings(action="ignore"):  # of "1or 2"
-        value = ast.literal_eval(text)
-    if kind is float and type(value) in (int, float, str):
-        try:
-            return float(value)
-        except OverflowError:  # an integer of hundreds of digits
-            return float("inf")
-        except ValueError:
-            return value
+    with suppress(ValueError, TypeError, SyntaxError), warnings.catch_warnings(action="ignore"):
+        value = ast.literal_eval(text)  # which warns of "1or 2"
     if kind is str:
         return value if isinstance(value, str) else text
     if kind is tuple and isinstance(value, str):
@@ -113,18 +107,6 @@ def parsed(text: str, kind: type = object) -> Any:
     if kind is tuple and isinstance(value, tuple | list):
         return tuple(entry if isinstance(entry, str) else brief(entry) for entry in value)
     return value
-
-
-def misfit(value: Any, argument: Argument) -> str:
-    """Returns why a value is not allowed for an argument, such as "must be ..."; "" if it is."""
-    kind, default = argument.kind, argument.default
-    if value is None and default is None:
-        return ""
-    if type(value) is kind:
-        return refusal(value, argument.range)
-    name = "a tuple of names" if kind is tuple else kind.__name__
-    such = "" if default in (None, REQUIRED, ()) else f", such as its default {brief(default)}"
-    return f"is of type {type(value).__name__}, but it must be {name}{such}"
 
 
 def plain_arguments(
@@ -140,21 +122,13 @@ def plain_arguments(
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
             arguments = plain_arguments(signature.return_annotation, given) | arguments
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            kind = _kind(parameter)
+            kind, default = _kind(parameter), parameter.default
             if kind and key not in given:
                 allowed = stated_range(parameter.annotation) or BY_KIND[kind]
-                default = parameter.default
                 if kind is float and type(default) is int:
                     default = float(default)
-                arguments[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
+                arguments[key] = Argument(kind, default, allowed)
     return arguments
-
-
-def _is_choice(parameter: inspect.Parameter) -> bool:
-    """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
-    options = typing.get_args(parameter.annotation)
-    made_types = [option for option in options if option not in (*_PLAIN, type(None))]
-    return str in options and any(typing.get_origin(o) is not Sequence for o in made_types)
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:
@@ -193,16 +167,12 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
     if refusal := _REFUSED.get()(name):
         raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {refusal}")
     try:
-        imported = importlib.import_module(module)
+        return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
         raise ValueError(
-            f"{what}: module {module!r} cannot be imported ({type(error).__name__}: "
-            f"{one_line(error)}); it must be in the current folder or be installed"
+            f"{what}: {name} cannot be imported ({type(error).__name__}: {one_line(error)}); its "
+            "module must be in the current folder or be installed"
         ) from error
-    function = getattr(imported, attribute, None)
-    if not callable(function):
-        raise ValueError(f"{what}: module {module!r} has no function or class {attribute!r}")
-    return function
 
 
 @contextmanager
@@ -221,8 +191,7 @@ def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
 def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
 
-    Raises:
-      ValueError: its signature does not take these arguments, or a user's own function fails.
+    A signature without these arguments, and a user's own function that fails, are ValueErrors.
     """
     # Bound before the call: a TypeError inside the function is not an error of its signature.
     try:

@@ -24,11 +24,22 @@ class Range(NamedTuple):
     holds: Callable[[Any], bool]
     names: tuple[str, ...] = ()
 
+    @classmethod
+    def one_of(cls, *names: str) -> "Range":
+        """Returns the range that allows these names; "" means that the value may be empty."""
+        statement = " or ".join(name or "empty" for name in names)
+        return cls(statement, names.__contains__, tuple(filter(None, names)))
 
-def one_of(*names: str) -> Range:
-    """Returns the range that allows these names; "" means that the value may be empty."""
-    statement = " or ".join(name or "empty" for name in names)
-    return Range(statement, names.__contains__, tuple(filter(None, names)))
+    def refusal(self, value: Any) -> str:
+        """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
+        # Arrays are float32: a device has no larger number, and takes a smaller one as 0.
+        if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
+            return "must be finite, and 0 or in size from 1.2e-38 to 3.4e38, as float32 holds it"
+        if self.holds(value):
+            return ""
+        if self.names:
+            return f"is unknown{nearest(value, self.names)}"
+        return f"must be {self.text}"
 
 
 def _between(low: int, high: int) -> Range:
@@ -36,8 +47,7 @@ def _between(low: int, high: int) -> Range:
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
-def printable(value: str) -> bool:
-    """Returns whether a text has at most 4096 characters, without controls or lone surrogates."""
+def _printable(value: str) -> bool:
     return len(value) <= _LONGEST and not any(
         unicodedata.category(c) in ("Cc", "Cs") for c in value
     )
@@ -52,17 +62,15 @@ def _is_window(ends: Sequence[Any]) -> bool:
 
 
 # The ranges by type, for arguments without a range of their own.
-_OF_TEXT = f"printable, at most {_LONGEST} characters"
 BY_KIND = {
     bool: Range("", lambda value: True),
     float: Range("a finite number", lambda value: abs(value) <= _LARGEST),
     int: Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63),
-    str: Range(_OF_TEXT, printable),
+    str: Range(f"printable, at most {_LONGEST} characters", _printable),
     tuple: Range(
-        "a tuple of names", lambda texts: all(isinstance(t, str) and printable(t) for t in texts)
+        "a tuple of names", lambda texts: all(isinstance(t, str) and _printable(t) for t in texts)
     ),
 }
-SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
 SAMPLES = _between(1, 65_536)
 PIXELS = _between(1, 4096)
@@ -79,7 +87,10 @@ Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < val
 Alpha = Annotated[
     float, Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 ]
-Seed = Annotated[int, SEED]
+Seed = Annotated[
+    int,
+    Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32),
+]
 # Counters on the device are i32; numbers that take memory have narrower bounds.
 Rounds = Annotated[int, _between(1, 2**31 - 1)]
 RoundsOr0 = Annotated[int, _between(0, 2**31 - 1)]
@@ -97,8 +108,7 @@ Margin = Annotated[int, _between(0, 2047)]
 GradientOrder = Annotated[int, _between(1, 2)]
 Puzzles = Annotated[int, _between(1, 71)]
 OddSide = Annotated[
-    int,
-    Range("odd, at least 1 and at most 31", lambda value: value % 2 == 1 and 1 <= value <= 31),
+    int, Range("odd, at least 1 and at most 31", lambda value: value in range(1, 32, 2))
 ]
 Cafl = Literal["sum", "mean"]
 
@@ -109,25 +119,11 @@ def stated_range(annotation: Any) -> Range | None:
     """Returns the range of a type: `Annotated[float, RANGE]`, a union with one, or a `Literal`."""
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) is Literal:
-            return one_of(*get_args(part))
+            return Range.one_of(*get_args(part))
         for stated in getattr(part, "__metadata__", ()):
             if isinstance(stated, Range):
                 return stated
     return None
-
-
-def refusal(value: Any, allowed: Range) -> str:
-    """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
-    # Arrays are float32: a device has no larger number, and takes a smaller one as 0.
-    if isinstance(value, float) and not abs(value) <= _LARGEST:
-        return "must be a finite number, of at most 3.4e38 as float32 holds it"
-    if isinstance(value, float) and 0 < abs(value) < _SMALLEST:
-        return "must be 0, or at least 1.2e-38 in size, as float32 holds it"
-    if allowed.holds(value):
-        return ""
-    if allowed.names:
-        return f"is unknown{nearest(value, allowed.names)}"
-    return f"must be {allowed.text}"
 
 
 def bounded(target: _Made) -> _Made:
@@ -143,7 +139,7 @@ def bounded(target: _Made) -> _Made:
     def check(arguments: Mapping[str, Any]) -> None:
         for key, value in arguments.items():
             allowed = stated.get(key) if isinstance(value, _CHECKED) else None
-            if allowed and (problem := refusal(value, allowed)):
+            if allowed and (problem := allowed.refusal(value)):
                 raise ValueError(f"{target.__name__}: {key}={brief(value)} {problem}")
 
     if isinstance(target, type):
@@ -159,7 +155,7 @@ def bounded(target: _Made) -> _Made:
         return checked
 
     # Only the arguments of the call are checked, not the defaults, which would cost time.
-    options = _options(signature)
+    options = _option_names(signature)
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -174,11 +170,11 @@ def bounded(target: _Made) -> _Made:
     return cast(Any, called)
 
 
-def _options(signature: inspect.Signature) -> set[str]:
+def _option_names(signature: inspect.Signature) -> set[str]:
     """Returns the keywords of a function with `**options: Unpack[KEYS]`, else an empty set."""
-    named = dict(signature.parameters)
-    options = [p for p in named.values() if p.kind is p.VAR_KEYWORD and get_args(p.annotation)]
-    if not options:
-        return set()
-    (keys,) = get_args(named.pop(options[0].name).annotation)
-    return {*named, *keys.__required_keys__, *keys.__optional_keys__}
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD and get_args(parameter.annotation):
+            (keys,) = get_args(parameter.annotation)
+            named = signature.parameters.keys() - {parameter.name}
+            return {*named, *keys.__required_keys__, *keys.__optional_keys__}
+    return set()

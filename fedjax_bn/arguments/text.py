@@ -5,28 +5,24 @@ import hashlib
 import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 _LONGEST = 100  # characters of a file's name; endings and temporary files need some of the 255
-_DIGEST = 16  # bytes
-_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.+=@,() ")
 _OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 
 
 def brief(value: Any) -> str:
     """Returns a value as messages show it: its `repr`, shortened if it is long."""
-    try:
-        return _cut(repr(value), 200)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or a deeply nested list
-        return f"a {type(value).__name__} too long to show"
+    return _cut(repr(value), 200)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns the end of an error message: the most similar valid name, and all valid ones."""
     valid = sorted(valid)
-    lower = {option.lower(): option for option in valid}
-    close = difflib.get_close_matches(name.lower()[:100], lower, 1, 0.5)
-    hint = f"; did you mean {lower[close[0]]!r}?" if close else ";"
+    by_lower_case = {option.lower(): option for option in valid}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.5)
+    hint = f"; did you mean {by_lower_case[close[0]]!r}?" if close else ";"
     return f"{hint} valid are {', '.join(valid)}"
 
 
@@ -42,17 +38,14 @@ def file_name(text: str) -> str:
     a dot or a space at either end, and the first letter of a name that Windows reserves for
     devices. The name of a long text ends in its digest.
     """
-    raw = text.encode("utf-8", "surrogatepass")
-    coded = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
-    device = _OF_WINDOWS.fullmatch(text.partition(".")[0].rstrip(" "))
-    if raw and (raw[:1] in b". " or device):
-        coded[0] = f"%{raw[0]:02X}"
-    if raw and raw[-1:] in b". ":
-        coded[-1] = f"%{raw[-1]:02X}"
-    name = "".join(coded) or "%"
+    name = quote(text, safe="+=@,() ", errors="surrogatepass").replace("~", "%7E")
+    if name[:1] in (".", " ") or _OF_WINDOWS.fullmatch(text.partition(".")[0].rstrip(" ")):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if name[-1:] in (".", " "):
+        name = f"{name[:-1]}%{ord(name[-1]):02X}"
     if len(name) <= _LONGEST:
-        return name
-    digest = hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+        return name or "%"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     # No coded text holds "%~", so a shortened name never equals a whole one.
     return f"{name[: _LONGEST - len(digest) - 2]}%~{digest}"
 

@@ -39,7 +39,7 @@ from fedjax_bn.flower.members import Accepted, Met, accept, meet, read_clients, 
 from fedjax_bn.flower.messages import MisfitError, Order, Reply, content_of, digest_of
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
-from fedjax_bn.run.config.keys import check, flatten
+from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.experiment.build import describe_privacy
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.files.ownership import claim, owned

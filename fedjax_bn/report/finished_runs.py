@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import Answered, AnsweredMasks, read_answers
 from fedjax_bn.training.records import Record
@@ -22,7 +22,7 @@ from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lin
 APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
-        *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels", "population"),
+        *("data.path", "data.cache", "data.device_megabytes", "population"),
         *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
         *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )

@@ -29,8 +29,8 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
+from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.experiment.build import (
     TESTED_ON_VALIDATION,
     Experiment,
@@ -38,18 +38,19 @@ from fedjax_bn.run.experiment.build import (
     choose_adaptations,
     read_evaluation,
 )
-from fedjax_bn.run.experiment.datasets import (
-    check_data_keys,
-    dataset_name,
-    decoding,
-    read_data,
-)
+from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import workdir
-from fedjax_bn.training.evaluation import evaluate, plots
+from fedjax_bn.training import score_tables, workdir
+from fedjax_bn.training.evaluation import plots
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
+from fedjax_bn.training.evaluation.evaluate import (
+    clients_tested,
+    internal_evaluator,
+    served_variables,
+    unseen_evaluator,
+)
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import PopulationState
@@ -77,11 +78,8 @@ class Request(NamedTuple):
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
     """Tests a finished run and writes FOLDER/evaluations/NAME.json, and its plots beside it.
 
-    Returns the content of NAME.json, and the paths of all files written.
-
-    Raises:
-      WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
-      ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
+    Returns the content of NAME.json, and the paths of all files written. A workdir that cannot be
+    read is a WorkdirError or CheckpointError; what does not suit the run is a ConfigError.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, request.trust)
@@ -102,16 +100,42 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     keep_compiled(trained.compilation_cache)
     with finished.recorded_code(folder, about, typed.values(), request.trust), as_config_errors():
         result, contents = _tested(folder, request, about, trained, config, say)
-    start = file_name(request.name)
-    paths = [folder / "evaluations" / f"{start}{end}" for end in (*contents, ".json")]
+    place, start = folder / "evaluations", file_name(request.name)
+    files = {place / f"{start}{end}": content for end, content in contents.items()}
     with owned(folder, wait=True):
-        workdir.write_json(paths[-1], result)
-        for path, content in zip(paths, contents.values(), strict=False):
+        workdir.write_json(place / f"{start}.json", result)
+        for path, content in files.items():
             if callable(content):
                 workdir.write_picture(path, content)
             else:
                 workdir.write_atomically(path, content)
-    return result, [path for path in paths if path.exists()]
+    return result, [path for path in (*files, place / f"{start}.json") if path.exists()]
+
+
+def evaluate(folder: Path, request: Request) -> None:
+    """Tests a finished run without training, and prints its scores and the files written."""
+    result, files = run(folder, request)
+    part, score = score_tables.part_tested(result), score_tables.score_of(result)
+    tested = "" if part == "test" else f"{part} "
+    measures = result.get("measures", {"internal": {}, "unseen": {}})
+    tables = [
+        (_transposed(result["unseen"]), f"unseen, {score} %"),
+        (result["internal"], f"internal, {tested}{score} %"),
+    ]
+    whose = f"internal, own{tested and f' ({part})'}"
+    of_measures = [(rows, f"unseen, {domain}") for domain, rows in measures["unseen"].items()]
+    of_measures += [(_transposed(measures["internal"]), whose)]
+    tables += [(*table, score_tables.OF_MEASURES) for table in of_measures]
+    for rows, *words in tables:
+        if rows:
+            print(f"\n{score_tables.accuracies(rows, *words)}")
+    print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
+
+
+def _transposed(rows: Record) -> Record:
+    """Returns {column: {row: value}} of {row: {column: value}}."""
+    columns = next(iter(rows.values()), {})
+    return {column: {name: row[column] for name, row in rows.items()} for column in columns}
 
 
 def _tested(
@@ -125,21 +149,22 @@ def _tested(
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, trained, form)
-    if request.tsne and not experiment.task.classifies:
-        raise ConfigError("--tsne needs the features of a classifier: leave it out")
-    if request.alphas and COLLECTION not in evaluate.served_variables(state):
-        raise ConfigError(
-            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
-        )
+    is_adapted = COLLECTION in served_variables(state)
+    unsuited = {
+        "--tsne needs the features of a classifier": request.tsne
+        and not experiment.task.classifies,
+        f"--alphas: {NEEDS['zero_shot_adapter']}": request.alphas and not is_adapted,
+    }
+    for problem, occurs in unsuited.items():
+        if occurs:
+            raise ConfigError(problem)
     tested = _domains_to_test(config, trained, form, request)
     choices = choose_adaptations(config, experiment.model)
-    evaluation = read_evaluation(config, experiment.method)
-    experiment = experiment._replace(
-        unseen=tested.domains, adaptations=choices, evaluation=evaluation
-    )
+    scoring = read_evaluation(config, experiment.method)
+    experiment = experiment._replace(unseen=tested.domains, adaptations=choices, evaluation=scoring)
     say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
-    record = evaluate.unseen_evaluator(experiment)(state, answers)
+    record = unseen_evaluator(experiment)(state, answers)
     result: Record = {
         "method": trained.method,
         "round": number,
@@ -154,7 +179,7 @@ def _tested(
     if request.internal:
         has_trained = finished.trained_clients(folder, form["clients"], number)
         built = _training_data(config, trained, about)
-        inside = evaluate.internal_evaluator(built)(state, has_trained, answers)
+        inside = internal_evaluator(built)(state, has_trained, answers)
         measures["internal"] = inside.get("measures", {})
         served = _served_scores(experiment, built, state)
         result["internal"] = {"own": inside["accuracy"]} | served
@@ -164,9 +189,10 @@ def _tested(
             result["notes"] = [TESTED_ON_VALIDATION]
     if any(measures.values()):
         result["measures"] = measures
+    score = experiment.task.score.name
     if not experiment.task.classifies:
-        result["score"] = experiment.task.score.name
-    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], experiment.task.score.name))
+        result["score"] = score
+    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], score))
     files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
@@ -188,7 +214,6 @@ def _domains_to_test(
         )
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
-    check_data_keys(config)
     data = read_new(config, trained, form)
     tested = unseen_only(data, target=config.target, seed=config.seed)
     if request.resize:  # arrays; image files are decoded to the run's size anyway
@@ -196,27 +221,28 @@ def _domains_to_test(
         domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
-    test_labels = form_of_labels(labels)
-    run_form = _form_in_words(form, form["shape"], form["dtype"], form["num_classes"])
-    test_form = _form_in_words(
-        test_labels, list(images.shape[1:]), str(images.dtype), tested.num_classes
-    )
-    if test_form != run_form:
+    tested_form = form_of_labels(labels) | {
+        "shape": list(images.shape[1:]),
+        "dtype": str(images.dtype),
+        "num_classes": tested.num_classes,
+    }
+    if _in_words(tested_form) != _in_words(form):
         raise ConfigError(
-            f"the run was trained on samples of {run_form}, but those to test have {test_form}: "
-            "give data of the same form; --resize brings images to the run's size"
+            f"the run was trained on samples of {_in_words(form)}, but those to test have "
+            f"{_in_words(tested_form)}: --resize brings images to the run's size"
         )
     return tested
 
 
-def _form_in_words(labels: Record, shape: list[int], dtype: str, classes: int) -> str:
-    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
-    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
+def _in_words(form: Record) -> str:
+    labels = next((kind for kind in ("masks", "boxes") if kind in form), "one class")
+    shape, dtype, classes = form["shape"], form["dtype"], form["num_classes"]
+    return f"shape {shape} ({dtype}) in {classes} classes, with {labels} each"
 
 
 def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
     """Returns the data to test, see the module's docstring; errors are those of the readers."""
-    name, domains = dataset_name(config), config.data.domains
+    name, domains = config.data.name.partition(":")[0], config.data.domains
     path = Path(config.data.path).expanduser()
     moved = config.data.path and config.data.path != trained.data.path
     if not moved or not (config.data.name == trained.data.name or name in _OF_USERS):
@@ -241,19 +267,19 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
     roots = {root.name: root for root in matching}
+    parent = path
     if not roots and folders.match_folders(inside, classes):
-        roots = {path.resolve().name: path}
+        roots, parent = {path.resolve().name: path}, path.parent
     if not roots or not roots.keys() >= set(domains):
         raise ConfigError(
             f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
-            f"{', '.join(roots) or 'no domain'}: give a folder DOMAIN/CLASS/*.jpg, or CLASS/*.jpg "
-            f"of one domain, CLASS of {', '.join(classes)}"
+            f"{', '.join(roots) or 'no domain'}: give DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one "
+            f"domain, CLASS of {', '.join(classes)}"
         )
     roots = {domain: roots[domain] for domain in domains or roots}
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
     names = dict.fromkeys(roots, ())
     unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
-    parent = path if path not in roots.values() else path.parent
     size = config.data.image_size
     return folders.folder_source(unpublished, parent, listings, size, **decoding(config))
 
@@ -276,7 +302,7 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
     if data_hash(built) != about["data"]:
         raise WorkdirError(
             f"the data in {moved.data.path or moved.data.name} are not those of the run (their "
-            "hash differs): give --config.data.path of the data it was trained on"
+            "hash differs): give --config.data.path"
         )
     return built
 
@@ -286,16 +312,16 @@ def _served_scores(
 ) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
-    domains = [domains[k] for k in evaluate.clients_tested(built.evaluation, len(domains))]
+    domains = [domains[k] for k in clients_tested(built.evaluation, len(domains))]
     # Clients of one domain share a test split and the global model, so each split is tested once.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     served = experiment._replace(unseen=tuple(tests.values()))
-    scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
-    rows = {}
-    for spelling in experiment.adaptations:
-        row = [scores[tests[id(domain.test)].name][spelling] for domain in domains]
-        rows[spelling] = by_client(names, row, built.plan.clients_named)
-    return rows
+    scores, names = unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
+    split_scores = [scores[tests[id(domain.test)].name] for domain in domains]
+    return {
+        text: by_client(names, [row[text] for row in split_scores], built.plan.clients_named)
+        for text in experiment.adaptations
+    }
 
 
 def _plots(
@@ -306,20 +332,20 @@ def _plots(
     dataset: str,
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
-    variables = evaluate.served_variables(state)
+    variables, model = served_variables(state), experiment.model
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:
         makers = {"as its clients predict": partial(of_clients, statistics=rule)}
     if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
-        title, end = f"{dataset}, {domain.name}", file_name(domain.name)
-        samples = experiment.model, experiment.prepare, variables, whole(domain)
+        title, end, split = f"{dataset}, {domain.name}", file_name(domain.name), whole(domain)
+        samples = model, experiment.prepare, variables, split
         if request.alphas:
             values = alphas_of(*samples)
             yield f"-alphas-{end}.npz", npz_bytes(values)
             yield f"-alphas-{end}.png", partial(plots.alphas, values, title)
         if request.tsne:
             features = {name: features_of(make, *samples) for name, make in makers.items()}
-            labels = whole(domain).labels
-            yield f"-tsne-{end}.png", partial(plots.embeddings, features, labels, tested.classes)
+            draw = partial(plots.embeddings, features, split.labels, tested.classes)
+            yield f"-tsne-{end}.png", draw

@@ -10,7 +10,7 @@ from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import BY_KIND
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.file import packaged_configs
 
 _CHOICES = ("methods", "models", "datasets", "adaptations", "weights", "augmentations")
@@ -18,62 +18,57 @@ LISTS = (*_CHOICES, "configs", "keys")
 
 
 def listing(names: Sequence[str]) -> str:
-    """Returns what `fedjax-bn list KIND` and `fedjax-bn list KIND NAME` print.
-
-    Raises:
-      ConfigError: there is no such list or name.
-    """
+    """Returns what `fedjax-bn list KIND` and `fedjax-bn list KIND NAME` print; or a ConfigError."""
     kind, *chosen = names or ("",)
     if kind not in LISTS:
         raise ConfigError(f"list {brief(kind)} is unknown{nearest(kind, LISTS)}")
-    if kind == "keys":
-        table: Mapping[str, Any] = keys()
-    elif kind == "configs":
-        table = {name: file.read_text().strip('"') for name, file in packaged_configs().items()}
-    else:
-        table = _choices_of(kind)
-    for name in chosen:
-        if name not in table:
-            raise ConfigError(f"{kind} has no {brief(name)}{nearest(name, table)}")
-        if kind in _CHOICES:
-            return _options(kind, name, table[name])
+    table = _table(kind)
+    if unknown := next((name for name in chosen if name not in table), None):
+        raise ConfigError(f"{kind} has no {brief(unknown)}{nearest(unknown, table)}")
+    if chosen and kind in _CHOICES:
+        return _options(kind, chosen[0], table[chosen[0]])
     return "\n".join(_entry(kind, name, table[name]) for name in chosen or table)
+
+
+def _table(kind: str) -> Mapping[str, Any]:
+    if kind == "keys":
+        return KEYS
+    if kind == "configs":
+        return packaged_configs()
+    from fedjax_bn.adaptation.choice import ADAPTATIONS  # most need JAX
+    from fedjax_bn.run.experiment import datasets, method
+
+    return {
+        "methods": method.METHODS,
+        "models": method.MODELS,
+        "datasets": datasets.DATASETS,
+        "adaptations": ADAPTATIONS,
+        "weights": method.WEIGHING,
+        "augmentations": method.AUGMENTATIONS,
+    }[kind]
 
 
 def _entry(kind: str, name: str, value: Any) -> str:
     if kind == "keys":
         return _described(name, value, value.meaning)
     if kind == "configs":
-        return _wrapped(name, _first_line(value))
-    options = "".join(f":{key}" for key in _arguments_of(kind, name, value))
-    return _wrapped(f"{name}{options}", _first_line(inspect.getdoc(value)))
+        return _wrapped(name, _first_line(value.read_text()))
+    options = _arguments_of(kind, name, value)
+    return _wrapped(":".join((name, *options)), _first_line(inspect.getdoc(value)))
 
 
 def _described(name: str, argument: Argument, meaning: str) -> str:
     """Returns `name=default  (type)` of an option or key, with its meaning below."""
-    return _wrapped(f"{name}={_default(argument)}  ({_type(argument)})", meaning)
+    default = argument.default
+    text = ",".join(default) if argument.kind is tuple else "" if default is None else str(default)
+    text = "..." if default is REQUIRED else text
+    return _wrapped(f"{name}={text}  ({_type(argument)})", meaning)
 
 
 def _wrapped(title: str, meaning: str) -> str:
     # A name such as `package.module:function` stays whole, to be copied.
     options = {"break_on_hyphens": False, "break_long_words": False}
     return "\n    ".join((title, *textwrap.wrap(meaning, 76, **options)))
-
-
-def _choices_of(kind: str) -> Mapping[str, Callable[..., Any]]:
-    """Returns name -> function; imports it here, because most need JAX."""
-    from fedjax_bn.adaptation.choice import ADAPTATIONS
-    from fedjax_bn.run.experiment import datasets, method
-
-    tables: tuple[Mapping[str, Callable[..., Any]], ...] = (
-        method.METHODS,
-        method.MODELS,
-        datasets.DATASETS,
-        ADAPTATIONS,
-        method.WEIGHING,
-        method.AUGMENTATIONS,
-    )
-    return dict(zip(_CHOICES, tables, strict=True))[kind]
 
 
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
@@ -83,12 +78,8 @@ def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[st
 
     if kind == "methods":
         return method.method_options(name)
-    set_by_caller = {
-        "models": method.OF_CALLER,
-        "datasets": ("config",),
-        "augmentations": ("size",),
-    }
-    options = plain_arguments(function, set_by_caller.get(kind, ()))
+    of_caller = {"models": method.OF_CALLER, "datasets": ("config",), "augmentations": ("size",)}
+    options = plain_arguments(function, of_caller.get(kind, ()))
     return options | (STREAM if kind == "adaptations" else {})
 
 
@@ -99,7 +90,7 @@ def _options(kind: str, name: str, function: Callable[..., Any]) -> str:
         module = inspect.getmodule(function)
         meanings = _meanings(getattr(module, module.__name__.rpartition(".")[2], None)) | meanings
     options = [
-        _described(f":{key}", option, option.meaning or meanings.get(key, ""))
+        _described(f":{key}", option, meanings.get(key, ""))
         for key, option in _arguments_of(kind, name, function).items()
     ]
     title = f"{name}: {_first_line(inspect.getdoc(function))}\n"
@@ -115,15 +106,6 @@ def _meanings(function: Callable[..., Any] | None) -> dict[str, str]:
             names, _, meaning = part.partition(":")
             meanings |= {name.strip(): " ".join(meaning.split()) for name in names.split(",")}
     return meanings
-
-
-def _default(argument: Argument) -> str:
-    """Returns the default as text; "..." if a value must be given."""
-    if argument.default is REQUIRED:
-        return "..."
-    if argument.kind is tuple:
-        return ",".join(argument.default)
-    return "" if argument.default is None else str(argument.default)
 
 
 def _type(argument: Argument) -> str:

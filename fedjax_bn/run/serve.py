@@ -1,6 +1,5 @@
 """The command `serve`: writes a model of a finished run, an unseen client's or a client's own."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
-from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config import assign
 from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
@@ -44,8 +43,6 @@ def run(
       trust: whether to import code that the run's folder names.
       client: whose own model is written, with the way in which `evaluate --internal` predicts
         unless `changes` names adaptations; empty: what an unseen client receives.
-
-    A wrong workdir is a WorkdirError or CheckpointError, a wrong client or key a ConfigError.
     """
     about = finished.read_about(folder)
     trained = finished.remembered(about, trust)
@@ -67,23 +64,17 @@ def run(
             has_trained = finished.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
-        programs = {}
+        programs, form = {}, (tuple(facts.shape), facts.dtype)
         try:
             for text, choice in choose_adaptations(config, experiment.model).items():
-                form = (tuple(facts.shape), facts.dtype)
                 programs[text] = export(choice, variables, experiment.prepare, *form)
         except ImportError as error:  # flatbuffers
             if not is_of_library(config.model):  # such a model is served as a program alone
                 raise
             say(f"served without programs: {error}")
         write_served(to, facts, variables, programs)
-    of_client = f", the model of {shown(client)}," if client else ""
+    of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
-    options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
-    out = ("--out", "FOLDER") if experiment.task.segments else ()
-    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
-    trust_flag = () if is_of_library(config.model) and adaptation in ADAPTATIONS else ("--trust",)
-    say(shlex.join(("fedjax-bn", "predict", *options, *out, *trust_flag)))
 
 
 def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
@@ -93,7 +84,6 @@ def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -
         if key != "adaptations":
             raise ConfigError(f"config.{key} is the run's own: `serve` takes adaptations alone")
         assign(config, key, value)
-    check(config)
     names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
     served = tuple(value for value, name in names.items() if name != ensemble.__name__)
     if changes and len(served) < len(names):
@@ -111,9 +101,7 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
     facts = About(
         form=FORM,
         library=__version__,
-        model=config.model,
-        compute_dtype=config.compute_dtype,
-        method=config.method,
+        **{key: config[key] for key in ("model", "compute_dtype", "method")},
         dataset=internal.name,
         round=number,
         classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
@@ -128,10 +116,8 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
         masks=config.data.large if experiment.task.segments else "",
     )
     if slices := slices_in(config, form):
-        window = tuple(slices.window)
-        return facts._replace(
-            channels=slices.channels, crop=slices.crop, plane=slices.plane, window=window
-        )
+        scans = {key: getattr(slices, key) for key in ("channels", "crop", "plane")}
+        return facts._replace(**scans, window=tuple(slices.window))
     return facts
 
 
@@ -140,9 +126,8 @@ def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
     adaptations = {None: "running", gated_statistics: "learned_alpha"}
     if statistics not in adaptations:
         raise ConfigError(
-            "the method's clients predict by a statistics rule of its own, which a served model "
-            "does not hold: name adaptations with --config.adaptations, or predict in Python with "
-            "fedjax_bn.load_run(WORKDIR).predict(images, client=NAME)"
+            "a served model does not hold the statistics rule by which the method's clients "
+            "predict: set config.adaptations, or use fedjax_bn.load_run(WORKDIR).predict"
         )
     return adaptations[statistics]
 
@@ -152,10 +137,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
-        raise ConfigError(
-            "serve writes a model whose outputs are probabilities of classes, and this run has a "
-            "detector: use fedjax_bn.tasks.detection in Python"
-        )
+        raise ConfigError("serve writes no detector: use fedjax_bn.tasks.detection in Python")
     if experiment.evaluation.personalization:
         yield (
             "evaluate lets clients adapt to labelled samples first (personalize_samples); "

@@ -1,7 +1,7 @@
-"""Trains one method in a workdir: resume, the rounds and what happens between them, summary."""
+"""The commands `train` and `config`: the runs of a configuration, each in a workdir of its own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,17 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import InterruptedRun
-from fedjax_bn.data.domain import form_of
+from fedjax_bn.arguments.text import file_name, shown
+from fedjax_bn.data.domain import Domain, form_of
+from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.federation import FederatedState, traffic
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record
+from fedjax_bn.run.experiment.datasets import domain_names
+from fedjax_bn.run.experiment.method import served_of
 from fedjax_bn.run.files.finished import restore_state
-from fedjax_bn.run.files.ownership import check_claim, claim, owned
-from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.run.files.ownership import claim, owned
+from fedjax_bn.training import checkpoint, score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
@@ -27,7 +32,7 @@ from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
-from fedjax_bn.training.loop import Round, train
+from fedjax_bn.training.loop import train
 from fedjax_bn.training.mesh import form_on, mesh_note
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
@@ -38,9 +43,71 @@ from fedjax_bn.training.records import (
     summarize,
 )
 from fedjax_bn.training.rounds import open_rounds, recorded_round
-from fedjax_bn.training.start import Keys, batches_of_one, data_hash, partition_table
+from fedjax_bn.training.start import (
+    Keys,
+    batches_of_one,
+    data_hash,
+    partition_table,
+    sample_input,
+)
 from fedjax_bn.training.together import by_first, first, held_by_first, require_same
 from fedjax_bn.training.workdir import SUMMARY, describe_machine, difference
+
+
+def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], None]) -> None:
+    """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
+
+    With `target=each`, `folder` has one workdir for each target, and a table of all targets,
+    targets.json. `write_report` makes the plots and the page of a finished run's folder. Of several
+    processes only the first one writes and prints.
+    """
+    say: Callable[[str], None] = print if first() else lambda text: None
+    if config.target != "each":
+        summaries = _train_one(config, folder, write_report)
+        say(f"\n{score_tables.comparison(summaries)}")
+        say(f"\nsummary.json, plots and report.html are in {folder}")
+        return
+    by_target = {}
+    for target in domain_names(config):
+        target_config = config.copy_and_resolve_references()
+        target_config.target = target
+        say(f"\ntarget {shown(target)}")
+        by_target[target] = _train_one(target_config, folder / file_name(target), write_report)
+    if not first():
+        return
+    rows = score_tables.by_target(by_target)
+    content = {
+        "targets": list(by_target),
+        "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
+    }
+    with owned(folder, wait=True):
+        workdir.write_json(folder / "targets.json", content)
+    named = {score_tables.heading(key): row for key, row in rows.items()}
+    score = score_tables.score_of(next(iter(by_target.values()))[0])
+    say(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
+    say(f"\ntargets.json and a folder a target are in {folder}")
+
+
+def _train_one(
+    config: ConfigDict, folder: Path, write_report: Callable[[Path], None]
+) -> list[Record]:
+    """Trains the method and its baselines for one target; returns their summaries."""
+    # Baselines have the same modules, so for them only sums over leaves are printed.
+    summaries = [run(*pair, modules=pair[1] == folder) for pair in runs(config, folder)]
+    if first() and not (folder / "report.html").exists():
+        with owned(folder, wait=True):
+            write_report(folder)
+    return summaries
+
+
+def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
+    """Yields (configuration, workdir) of the method, then of each of its baselines."""
+    yield config, folder
+    for method in config.baselines:
+        baseline = config.copy_and_resolve_references()
+        baseline.update(method=method, share="", baselines=())
+        baseline.adaptations = served_of(baseline, config.adaptations)
+        yield baseline, folder / "baselines" / file_name(method)
 
 
 def run(
@@ -52,11 +119,9 @@ def run(
     on what is shared, else only sums.
 
     Raises:
-      ConfigError: the configuration or the data cannot be used.
-      WorkdirError, CheckpointError: the workdir belongs to another run or is damaged.
-      NotFiniteError: an update of a client or the server's step is not finite and
-        `config.on_nonfinite` is "stop", or no client's update is finite.
-      RiskError: the weighing rule cannot use a client's risk.
+      ConfigError, WorkdirError, CheckpointError: the configuration, the data or the workdir cannot
+        be used.
+      NotFiniteError, RiskError: an update or a risk is not finite, and none may be left out.
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
@@ -72,7 +137,7 @@ def run(
     say = say if first() else lambda line: None
     require_same("the configuration", plan.keys)
     require_same("the data", about["data"])
-    by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
+    by_first(lambda: claim(folder, plan.keys, about, plan.follows, write=False))
 
     # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
     # patience has fewer rounds, and stays as it is.
@@ -85,11 +150,8 @@ def run(
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)):
-        notes = (
-            by_first(lambda: claim(folder, plan.keys, about, plan.follows)),
-            by_first(lambda: difference(folder, about)),
-        )
-        for note in filter(None, notes):
+        by_first(lambda: claim(folder, plan.keys, about, plan.follows))
+        if note := by_first(lambda: difference(folder, about)):
             say(note)
         state, records = resume(folder, start, experiment.mesh)
         if records:
@@ -134,20 +196,21 @@ def _finish(
     bytes_sent = traffic(experiment.method, state, batches_of_one(experiment))
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
-    complete = len(records) >= plan.rounds or out_of_patience(records, plan.patience)
-    if 0 < plan.profile <= len(records):
-        say(f"round {plan.profile} is done, so no new profile of it is written")
-    elif plan.profile and not complete:
-        say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
 
     # 5. Train. The summary marks the run as finished: only pictures, which may fail, follow it.
     compile_seconds = 0.0
-    if not complete:  # else only the summary is missing
+    if len(records) < plan.rounds and not out_of_patience(records, plan.patience):
         say(f"compiling a round of {plan.method}")
         began = time.perf_counter()
         round = recorded_round(rounds.compile(state), experiment)
         compile_seconds = time.perf_counter() - began
-        _train_rounds(experiment, folder, say, round, state, records)
+        callbacks, stop = _callbacks(experiment, folder, say, records)
+        train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
+        if stop.asked:
+            raise InterruptedRun(
+                f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
+                "give the same command to continue"
+            )
     spent = plan.privacy(len(records))
     summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < plan.rounds:
@@ -175,18 +238,13 @@ def _finish(
     return summary
 
 
-def _train_rounds(
-    experiment: Experiment,
-    folder: Path,
-    say: Callable[[str], None],
-    round: Round,
-    state: Any,
-    records: list[Record],
-) -> None:
-    """Runs the remaining rounds, whose records are appended; may raise InterruptedRun."""
+def _callbacks(
+    experiment: Experiment, folder: Path, say: Callable[[str], None], records: list[Record]
+) -> tuple[tuple[Any, ...], StopRequests]:
+    """Returns what happens between rounds, whose records are appended to `records`."""
     plan, rounds_played, answers = experiment.plan, len(records), {}
     names = [domain.name for domain in experiment.internal.domains]
-    score_all = evaluator(experiment)
+    score_all, stop = evaluator(experiment), StopRequests()
 
     def evaluate(state: Any) -> Record:
         answers.clear()
@@ -197,7 +255,6 @@ def _train_rounds(
         samples, score = samples_a_round(experiment), experiment.task.score.name
         progress = Progress(plan.method, plan.rounds, rounds_played, samples, score)
         shown = (TensorBoard(folder, rounds_played), progress)
-    stop = StopRequests()
     # Their order makes a kill at any moment exact, see `training.loop.train`.
     callbacks = (
         Profile(plan.profile, folder / "profile"),
@@ -210,9 +267,43 @@ def _train_rounds(
         stop,
         Checkpoints(folder, plan.checkpoint_every, records, [e.flush for e in shown[:1]]),
     )
-    train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
-    if stop.asked:
-        raise InterruptedRun(
-            f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
-            "give the same command to continue"
+    return callbacks, stop
+
+
+def describe_run(config: ConfigDict) -> str:
+    """Returns what a configuration trains, as text; nothing is trained, compiled or written."""
+    experiment, _, start = prepare(config)
+    state, batches = jax.eval_shape(start), batches_of_one(experiment)
+    plan, internal = experiment.plan, experiment.internal
+    steps, size = batches["valid"].shape
+    images = jax.eval_shape(lambda: sample_input(internal, experiment.prepare, size))
+    labels = label_forms(internal.domains[0].train, (size,))
+    leaves = jax.tree.leaves((images, labels))
+    shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+    sent, clients = traffic(experiment.method, state, batches), len(internal.domains)
+    changed = [f"  {k}={plan.keys[k]}" for k, key in KEYS.items() if plan.keys[k] != key.default]
+    unnamed = clients - plan.clients_named
+    return "\n".join(
+        (
+            "keys that differ from their defaults:",
+            *changed,
+            f"{plan.method} on {plan.model}, {clients:,} clients of {internal.name}, "
+            f"{plan.rounds} rounds",
+            "samples of clients (training, validation, test):",
+            *map(_samples, internal.domains[: plan.clients_named]),
+            *([f"  and {unnamed:,} more"] if unnamed > 0 else []),
+            *(["unseen:"] if experiment.unseen else []),
+            *map(_samples, experiment.unseen),
+            f"a batch: {shapes}; the largest client makes {steps} steps a round",
+            # With few among many clients there is one row here: their number is the data's.
+            partition_table(experiment, state).partition("\n")[2],
+            f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
+            *experiment.notes,
         )
+    )
+
+
+def _samples(domain: Domain) -> str:
+    splits = (domain.train, domain.validation, domain.test)
+    counts = ("none" if split is None else str(len(split.images)) for split in splits)
+    return f"  {domain.name}: {', '.join(counts)}"

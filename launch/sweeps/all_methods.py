@@ -40,8 +40,8 @@ from plan import Run, configuration, text
 from report import selected_validation
 from sweep import train_command
 
-from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
-from fedjax_bn.run.experiment.datasets import clients_without_validation, domain_names
+from fedjax_bn.arguments.errors import InterruptedRun, NotFiniteError, UserError
+from fedjax_bn.run.experiment.datasets import configured_clients, domain_names, read_data
 from fedjax_bn.training.workdir import write_atomically
 
 RATES = (0.02, 0.1)
@@ -127,9 +127,10 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
     """Checks a run's data before hours of training."""
     config = configuration(run.config, run.changes, changes)
     try:
-        without = clients_without_validation(config)
-    except ConfigError as error:
+        clients = configured_clients(read_data(config), config)[0].domains
+    except (ValueError, OSError) as error:
         raise SystemExit(f"{run.name}: {error}") from error
+    without = [client.name for client in clients if client.validation is None]
     if without:
         raise SystemExit(
             f"client {without[0]!r} of {config.data.name} has no validation samples, by which the "

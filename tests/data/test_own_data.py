@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets import folders, npz
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.training.start import data_hash
 from trees import shade_of, write_shade, write_tree

@@ -112,7 +112,8 @@ def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     # What an unseen client receives segments as the simulation's model does.
     served = tmp_path / "served"
     assert json.loads((served / "summary.json").read_text())["score"] == "Dice"
-    assert runs.command("serve", f"--workdir={served}", f"--export={tmp_path / 'model'}") == 0
+    given = [f"--workdir={served}", f"--export={tmp_path / 'model'}", "--trust"]
+    assert runs.command("serve", *given) == 0
     images = data.domains[2].test.images
     mine = predictor(experiment.method, global_variables(state))(images)
     np.testing.assert_allclose(load(tmp_path / "model", trust=True)(images), mine, atol=1e-5)

@@ -99,3 +99,12 @@ def test_the_core_of_the_built_wheel_makes_a_round_of_fedbn_with_five_packages(u
         [*command, unpacked, *CORE], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert ran.stdout == "made a round\n", ran.stderr
+
+
+def test_the_wheel_has_the_configs_the_command_and_the_marker_of_types(unpacked):
+    names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    source = {str(path.relative_to(runs.ROOT)) for path in runs.ROOT.glob("fedjax_bn/**/*.py")}
+    configs = {f"fedjax_bn/configs/{path.name}" for path in runs.ROOT.glob("configs/*.py")}
+    assert source | configs | {"fedjax_bn/py.typed"} <= names
+    (entries,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "fedjax-bn = fedjax_bn.main:command" in entries.read_text()

@@ -13,7 +13,7 @@ import report
 import sweep
 import unseen
 
-from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.config import flatten
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
 RUNS = fedbn.SWEEP.runs

@@ -12,7 +12,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import NotFiniteError
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.config import check
 from fedjax_bn.run.experiment.datasets import DATASETS
 from method_table import METHODS
 

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, TYPES
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 

@@ -15,7 +15,7 @@ from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import client_agnostic_objective
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run import commands, train
+from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import option_values
 from fedjax_bn.state import Received
@@ -100,7 +100,7 @@ def test_the_small_recipe_of_the_pacs_config_learns_from_scratch(shared, tmp_pat
     """
     changes = {"data.path": str(shared / "data/pacs"), "data.cache": str(tmp_path / "cache")}
     config = read("configs/pacs.py", (recipe("pacs") | changes).items())
-    for one, folder in commands.runs(config, tmp_path / "run"):
+    for one, folder in train.runs(config, tmp_path / "run"):
         accuracy = train.run(one, folder, say=lambda text: None)["accuracy"]
         assert accuracy["internal"]["mean"] > 32, one.method
         assert one.method == "fedavg" or max(accuracy["unseen"]["sketch"].values()) > 22

@@ -9,7 +9,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
-from fedjax_bn.run.config.keys import base, check, override
+from fedjax_bn.run.config import base, check, override
 from fedjax_bn.run.experiment.method import METHODS, OF_CALLER, PERTURBATIONS, WEIGHING
 
 CANNOT_RUN = [

@@ -3,8 +3,8 @@
 import pytest
 
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.run.config import base, check, flatten, override
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import base, check, flatten, override
 
 VALID = [
     # text, key, value
@@ -16,7 +16,6 @@ VALID = [
     ("data.path=a=b", "data.path", "a=b"),
     ("baselines=fedavg,fedprox:mu=0.1", "baselines", ("fedavg", "fedprox:mu=0.1")),
     ("adaptations=('running', 'batch')", "adaptations", ("running", "batch")),
-    ("data.severities=1,3", "data.severities", ("1", "3")),
     ("baselines=", "baselines", ()),
 ]
 WRONG = [
@@ -25,9 +24,7 @@ WRONG = [
     ("optimizer.learning_rate=fast", "float"),
     ("adaptations=3", "a tuple of names"),
     ("rounds=0", "at least 1"),
-    ("seed=4294967296", "below 2**32"),
     ("optimizer.learning_rate=nan", "finite"),
-    ("data.fraction=2.0", "above 0 and at most 1"),
     ("on_nonfinite=ignore", "valid are drop, stop"),
     ("data.cache=None", "a folder that begins"),
     ("data.partition=drawn:9", "dirichlet:alpha=A:smallest=N, drawn"),
@@ -37,7 +34,7 @@ WRONG = [
 def write(tmp_path, body: str) -> str:
     """A config file with this body of get_config, as `config.read` takes it."""
     file = tmp_path / "mine.py"
-    head = "from fedjax_bn.run.config.keys import base, override\n\n\ndef get_config(changes=''):\n"
+    head = "from fedjax_bn.run.config import base, override\n\n\ndef get_config(changes=''):\n"
     file.write_text(
         f"{head}    config = base()\n    {body}\n    return override(config, changes)\n"
     )
@@ -71,33 +68,23 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
+    ("changes", "parts"),
     [
-        ("rouds", "rounds"),
-        ("learning_rate", "'optimizer.learning_rate'"),
-        ("optimizer.learn_rate", "'optimizer.learning_rate'"),
-        ("xyzzy", "'xyzzy'; `fedjax-bn list keys`"),
-        ("rounds.x", "rounds"),
-        ("data", "'data.clients_per_domain'"),
+        ("rouds=1", ["'rouds'", "'rounds'"]),
+        ("learning_rate=1", ["'optimizer.learning_rate'"]),
+        ("optimizer.learn_rate=1", ["'optimizer.learning_rate'"]),
+        ("xyzzy=1", ["'xyzzy'; `fedjax-bn list keys`"]),
+        ("data=1", ["'data.clients_per_domain'"]),
+        ("fast,rounds=3", ["'fast'"]),
+        ("privacy.noise=1", ["privacy.clip"]),
     ],
 )
-def test_an_unknown_key_names_the_nearest_valid_one(key, meant):
+def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_are_refused(
+    changes, parts
+):
     with pytest.raises(ConfigError) as error:
-        override(base(), f"{key}=1")
-    assert key in str(error.value)
-    assert meant in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ("fast,rounds=3", "key=value"),
-        ("privacy.noise=1", r"privacy\.clip"),
-    ],
-)
-def test_changes_that_do_not_go_together_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
         check(override(base(), changes))
+    assert all(part in str(error.value) for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +95,6 @@ def test_changes_that_do_not_go_together_are_refused(changes, message):
         ("x = (", "mine.py, line 6 fails"),
         ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
         ("return 3", "that returns a ConfigDict"),
-        ("from ml_collections import ConfigDict; return ConfigDict()", "lacks adapt_batch_size"),
         ("del config['rounds']", "lacks rounds"),
     ],
 )

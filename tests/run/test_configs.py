@@ -4,39 +4,22 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.datasets import DATASETS
 
 WITHOUT_DATA = ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic")
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_is_sound_and_its_docstring_names_its_command(path):
-    config = read(str(path))
-    check(config)
-    assert config.data.name in DATASETS
-    docstring = path.read_text().split('"""')[1]
-    assert f"python -m fedjax_bn.main --config configs/{path.name}" in docstring
-
-
-@pytest.fixture(scope="module")
-def small_pacs(shared, tmp_path_factory):
-    """Changes that read PACS at eight pixels, which is decoded once."""
-    cache = str(tmp_path_factory.mktemp("cache"))
-    return {"data.path": f"{shared}/data/pacs", "data.cache": cache, "data.image_size": "8"}
 
 
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=[pytest.mark.slow] * (p.stem == "signs"), id=p.stem) for p in CONFIGS],
 )
-def test_without_data_the_error_says_what_belongs_there(path):
+def test_a_config_names_its_command_and_is_built_or_says_which_data_belong_there(path):
     config = read(str(path))
+    docstring = path.read_text().split('"""')[1]
+    assert f"python -m fedjax_bn.main --config configs/{path.name}" in docstring
     if path.stem in WITHOUT_DATA:
         assert build(config).internal.domains
         return
@@ -44,6 +27,13 @@ def test_without_data_the_error_says_what_belongs_there(path):
         build(config)
     assert "--config.data.path=PATH; " in str(error.value)
     assert len(str(error.value)) > 150  # more than that it is missing
+
+
+@pytest.fixture(scope="module")
+def small_pacs(shared, tmp_path_factory):
+    """Changes that read PACS at eight pixels, which is decoded once."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return {"data.path": f"{shared}/data/pacs", "data.cache": cache, "data.image_size": "8"}
 
 
 @pytest.mark.slow
@@ -62,10 +52,7 @@ def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(small_pa
 
 
 def test_abide_separates_no_subject(shared):
-    changes = [
-        ("data.path", str(shared / "data/abide")),
-        ("data.name", "abide:stride=2"),
-    ]
+    changes = [("data.path", str(shared / "data/abide")), ("data.name", "abide:stride=2")]
     experiment = build(read("configs/abide.py", changes))
     names = [domain.name for domain in experiment.internal.domains]
     assert names == ["NYU", "USM", "UM_1", "UCLA_1"]  # the paper's four, in its order
@@ -78,13 +65,8 @@ def test_cifar10_c_leaves_a_type_of_corruption_out(tmp_path):
     for name in ("snow", "fog", "contrast"):
         np.save(tmp_path / f"{name}.npy", np.zeros((100, 32, 32, 3), np.uint8))
     np.save(tmp_path / "labels.npy", np.tile(np.arange(20) % 10, 5))
-    changes = {
-        "data.path": str(tmp_path),
-        "data.cache": "",
-        "data.domains": "snow,fog,contrast",
-        "data.image_size": "64",
-        "target": "weather",
-    }
+    changes = {"data.path": str(tmp_path), "data.cache": "", "data.image_size": "64"}
+    changes |= {"data.domains": "snow,fog,contrast", "target": "weather"}
     experiment = build(read("configs/cifar10_c.py", changes.items()))
     assert [domain.name for domain in experiment.internal.domains] == ["contrast"]
     assert [domain.name for domain in experiment.unseen] == ["snow", "fog"]
@@ -103,16 +85,6 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
     assert smallest >= 10  # ours, which the docstring says
     assert "dirichlet:smallest=1" in (runs.ROOT / "configs/pacs_30_clients.py").read_text()
-    assert any(f"({smallest})" in note for note in experiment.notes)
-
-
-@pytest.mark.parametrize("name", ["batch_size", "momentum", "order", "affine"])
-def test_every_ablation_of_tsmobn_varies_what_its_name_says(name):
-    config = read(f"configs/tsmobn_{name}.py")
-    (((_, key), values),) = varied(config.adaptations).items()
-    assert key == name
-    amounts = {"batch_size": [2**n for n in range(1, 10)], "momentum": [n / 10 for n in range(10)]}
-    assert list(values) == amounts.get(name, list(values))
 
 
 @pytest.mark.parametrize(
@@ -120,14 +92,11 @@ def test_every_ablation_of_tsmobn_varies_what_its_name_says(name):
     [
         ("", 200, 1, 64),
         ("protocol=fedcd", 0, 5, 16),
-        ("protocol=fedcd,method=fedavg,weigh=risk_extrapolation", 0, 5, 16),
-        ("method=fedcd,adaptations=running", 200, 1, 64),
         ("rounds=3,protocol=fedcd,batch_size=8", 0, 5, 8),
     ],
 )
 def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_size):
     config = read(f"configs/pacs.py:{changes}" if changes else "configs/pacs.py")
-    check(config)
     assert (config.local_steps, config.local_epochs) == (steps, epochs)
     assert config.batch_size == batch_size
     assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)
@@ -136,28 +105,25 @@ def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_siz
 
 
 @pytest.mark.parametrize(
-    ("protocol", "own", "rounds", "batch_size", "rate"),
+    ("protocol", "rounds", "batch_size", "rate", "side"),
     [
-        ("patients", "", 200, 8, 1e-4),
-        ("harmofl", "harmofl", 500, 16, 1e-4),
-        ("fl_medsegbench", "fl_medsegbench", 400, 8, 1e-4),
-        ("feddg", "", 100, 5, 1e-3),
+        ("patients", 200, 8, 1e-4, 384),
+        ("harmofl", 500, 16, 1e-4, 384),
+        ("fl_medsegbench", 400, 8, 1e-4, 256),
+        ("feddg", 100, 5, 1e-3, 384),
     ],
 )
-def test_prostate_has_the_protocols_of_three_codes(protocol, own, rounds, batch_size, rate):
+def test_prostate_has_the_protocols_of_three_codes(protocol, rounds, batch_size, rate, side):
     """fed_train.py of HarmoFL, scripts/ of FL-MedSegBench, train_ELCFS.py of FedDG."""
     config = read(f"configs/prostate.py:protocol={protocol}")
-    assert (config.data.protocol, config.rounds, config.batch_size) == (own, rounds, batch_size)
+    assert config.data.protocol == ("" if protocol in ("patients", "feddg") else protocol)
+    assert (config.rounds, config.batch_size, config.data.image_size) == (rounds, batch_size, side)
     assert (config.optimizer.name, config.optimizer.learning_rate) == ("adam", rate)
-    assert (config.data.truncate, config.weigh) == (
-        (True, "uniform") if protocol == "harmofl" else (None, "")
-    )
-    assert config.data.image_size == (256 if protocol == "fl_medsegbench" else 384)
+    equal = (True, "uniform") if protocol == "harmofl" else (None, "")
+    assert (config.data.truncate, config.weigh) == equal
     assert config.target == ("UCL" if protocol == "feddg" else "")
 
 
 def test_a_protocol_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match=r"config\.protocol='fedcd2'"):
         read("configs/pacs.py:protocol=fedcd2,method=fedcd")
-    with pytest.raises(ConfigError, match="'protocol'"):
-        read("configs/pacs.py", [("protocol", "fedcd")])

@@ -7,7 +7,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import UserError
-from fedjax_bn.run.files.finished import read_about
+from fedjax_bn.run.files import finished
 from fedjax_bn.training import workdir
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 def read_all(folder) -> None:
     """Reads a workdir as a run that continues and an evaluation do."""
-    read_about(folder)
+    finished.read_about(folder)
     workdir.read_json(folder / "summary.json", workdir.SUMMARY)
     workdir.read_lines(folder / "metrics.jsonl", 6)
 

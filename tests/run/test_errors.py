@@ -9,7 +9,7 @@ import runs
 from fedjax_bn import main
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.files import ownership
 from fedjax_bn.training import workdir
@@ -18,29 +18,21 @@ QUICK = f"{runs.ROOT}/configs/quickstart.py"
 
 # arguments after --config QUICK, and what the message must hold
 MISTAKES = [
-    (["--config.rounds"], ["--config.rounds has no value"]),
+    (["--config.rounds"], ["config.rounds=''"]),
     (["--config.method=fedbm"], ["'fedbm'", "did you mean 'fedbn'?", "singleset"]),
     (["--config.model=ResNet19"], ["'ResNet19'", "did you mean 'ResNet18'?", "DigitCNN"]),
     (["--config.data.name=cifar"], ["'cifar'", "did you mean 'cifar10_c'?", "digits, digits_dg"]),
-    (["--config.share=all_but_bn"], ["'all_but_bn'", "all_but_statistics"]),
     (["--config.weigh=size"], ["'size'", "by_size"]),
-    (
-        ["--config.method=fedavg", "--config.model=SmallDigitCNN:norm=group"],
-        ["no batch norm"],
-    ),
+    (["--config.method=fedavg", "--config.model=SmallDigitCNN:norm=group"], ["no batch norm"]),
     (["--config.target=faks"], ["target 'faks'", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
-    (["--config.clients=vmap:at_once=9"], ["9 clients at a time"]),
     (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),
     (["--config.data.image_size=64"], ["image_size=64", "set it to 28"]),
     (["--config.data.name=digits"], ["'digits' is not embedded", "--config.data.path=PATH"]),
     (["--config.model=MLP", "--config.batch_size=179"], ["one sample", "'norm1'", "batch_size"]),
     (["--config.method=fedprox:nu=1"], ["'nu=1' must be key=value with a key of mu"]),
     (["--config.baselines=fedprox:mu=-1"], ["mu=-1.0 must be at least 0"]),
-    (["--config.model=ResNet"], ["model='ResNet'", "'stage_sizes'"]),
     (["--config=none.py"], ["no config file 'none.py'"]),
-    (["--config=quikstart"], ["did you mean 'quickstart'?"]),
-    (["--config="], ["give a config: --config quickstart"]),
 ]
 
 
@@ -90,51 +82,49 @@ def test_a_mistake_names_culprit_and_remedy_in_one_line_and_makes_no_workdir(
 
 
 def test_a_process_of_its_own_prints_one_line_and_no_traceback():
-    given = ("--config", QUICK, "--config.target=fax", f"--workdir={__file__}")
-    process = runs.start(*given)
+    process = runs.start("--config", QUICK, "--config.rouds=3")
     errors = process.communicate(timeout=120)[1]
     assert process.returncode == 2
     assert errors.count("\n") == 1, errors
-    assert "--workdir" in errors
+    assert "rounds" in errors
 
 
-def damage(**changes):
+def arrays_of(**changes):
     """Arrays of two domains, as `data.path` takes them, of which some are changed or left out."""
-    made = {}
+    arrays = {}
     for name in ("a", "b"):
         for part, size in (("train", 20), ("test", 10)):
-            made[f"{name}__{part}_images"] = np.zeros((size, 28, 28, 3), np.uint8)
-            made[f"{name}__{part}_labels"] = np.arange(size, dtype=np.int64) % 10
+            arrays[f"{name}__{part}_images"] = np.zeros((size, 28, 28, 3), np.uint8)
+            arrays[f"{name}__{part}_labels"] = np.arange(size, dtype=np.int64) % 10
     for name, change in changes.items():
-        made[name] = change(made[name])
-    return {name: array for name, array in made.items() if array is not None}
+        arrays[name] = change(arrays[name])
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 @pytest.mark.parametrize(
     ("arrays", "parts"),
     [
         (None, ["is not a file", "a .npz with"]),
-        ({}, ["cannot be read", "fetch it again"]),
-        (damage(b__test_labels=lambda labels: None), ["b__test_labels"]),
+        ({}, ["cannot be read"]),
+        (arrays_of(b__test_labels=lambda labels: None), ["b__test_labels"]),
         (
-            damage(b__train_labels=lambda labels: labels + 7 * (np.arange(20) == 3)),
+            arrays_of(b__train_labels=lambda labels: labels + 7 * (np.arange(20) == 3)),
             ["the train split of 'b' has label 10 at index 3", "0..9"],
         ),
-        (damage(a__train_images=lambda images: images[..., :1]), ["[N, 28, 28, 3]"]),
-        (damage(a__train_labels=lambda labels: labels[:-1]), ["a__train_labels", "(19,)"]),
+        (arrays_of(a__train_images=lambda images: images[..., :1]), ["[N, 28, 28, 3]"]),
+        (arrays_of(a__train_labels=lambda labels: labels[:-1]), ["a__train_labels", "(19,)"]),
     ],
     ids=["missing", "torn", "no labels", "label", "channels", "fewer labels"],
 )
 def test_a_bad_data_file_is_named_with_its_fault(tmp_path, capfd, arrays, parts):
     file, folder = tmp_path / "own.npz", tmp_path / "run"
     if arrays is not None:
-        np.savez(file, **arrays or damage())
+        np.savez(file, **arrays or arrays_of())
     if arrays == {}:
         file.write_bytes(file.read_bytes()[:2000])
     keys = (f"--config={runs.ROOT}/configs/digits.py", f"--config.data.path={file}")
     text = fails(capfd, *keys, f"--workdir={folder}")
-    assert str(file) in text
-    for part in parts:
+    for part in (str(file), *parts):
         assert part in text
     assert not folder.exists()
 
@@ -152,20 +142,6 @@ def test_a_folder_that_a_run_was_killed_in_at_once_is_accepted(tmp_path):
     (tmp_path / ".config.json.123").write_text("{")
     ownership.claim(tmp_path, {"rounds": 3}, {"data": "x"})
     assert workdir.read_json(tmp_path / "config.json") == {"config": {"rounds": 3}, "data": "x"}
-
-
-@pytest.mark.parametrize("content", ["{", "{}"])
-def test_a_damaged_file_of_a_run_is_named_and_left_alone(tmp_path, trains, content):
-    folder = tmp_path / "run"
-    experiment_, _, _ = train.prepare(runs.config())
-    flat, about = dict(flatten(runs.config())), {"data": train.data_hash(experiment_)}
-    ownership.claim(folder, flat, about)
-    for name in ("summary.json", "config.json"):
-        (folder / name).write_text(content)
-        before = runs.files(tmp_path)
-        with pytest.raises(WorkdirError, match=f"cannot read .*{name}"):
-            runs.run(folder)
-        assert runs.files(tmp_path) == before
 
 
 def line(number, name="ant"):

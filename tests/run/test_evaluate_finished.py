@@ -9,7 +9,6 @@ import pytest
 import norm_nets as nets
 import runs
 from fedjax_bn import main
-from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS
@@ -139,7 +138,7 @@ def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
 
 
 def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
-    arguments = ("--workdir", str(finished[0]), "--config.adaptations", "running,batch")
+    arguments = ("--workdir", str(finished[0]), "--config.adaptations=running,batch")
     assert runs.command("evaluate", *arguments, "--internal") == 0
     text = capsys.readouterr().out
     assert "unseen, accuracy %   dog\n" in text
@@ -189,7 +188,7 @@ def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, c
     keys = {"data__path": "none", "baselines": ("fedavg",), "method": "fediga"}
     keys |= {"target": "each", "adaptations": ("running", "zero_shot_adapter")}
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config(**keys))
-    monkeypatch.setattr(commands.train, "run", train)
+    monkeypatch.setattr("fedjax_bn.run.train.run", train)
     monkeypatch.setattr("fedjax_bn.report.page.write_report", lambda folder: None)
     assert runs.command("--config", "tiny.py", "--workdir", str(tmp_path)) == 0
     expected = [

@@ -19,20 +19,14 @@ from fedjax_bn.arguments.choices import REQUIRED, plain_arguments, read_choice
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
-from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.method import AUGMENTATIONS, MODELS
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
-INNER = {
-    "__main__",
-    "arguments",
-    "flower",
-    "main",
-    "run",
-}
+INNER = {"__main__", "arguments", "flower", "main", "run"}
 OWN = """
 from functools import partial
 import flax.linen as nn
@@ -68,9 +62,6 @@ class Few(Net):
 def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
     SEEN.update(options, strength=strength)
     return fedprox(model, optimizer, mu=strength, **options)
-
-def narrow(model, optimizer):
-    return fedprox(model, optimizer)
 
 def nothing(**options):
     return None
@@ -141,21 +132,6 @@ def test_a_name_of_a_packaged_config_stands_for_its_file(tmp_path, monkeypatch):
         config_file.read("digits.py")
 
 
-def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_path):
-    pytest.importorskip("setuptools", "77")
-    build = ["egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path)]
-    command = [sys.executable, "-W", "ignore", "setup.py", "-q", *build]
-    subprocess.run(command, cwd=runs.ROOT, check=True, capture_output=True)
-    built = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    source = {str(path.relative_to(runs.ROOT)) for path in runs.ROOT.glob("fedjax_bn/**/*.py")}
-    configs = {f"fedjax_bn/configs/{path.name}" for path in runs.ROOT.glob("configs/*.py")}
-    assert source | configs | {"fedjax_bn/py.typed"} <= built
-    entry = (tmp_path / "fedjax_bn.egg-info" / "entry_points.txt").read_text()
-    assert "fedjax-bn = fedjax_bn.main:command" in entry
-    listed = [sys.executable, "-m", "fedjax_bn", "list", "configs"]
-    assert b"pacs" in subprocess.run(listed, cwd=tmp_path, capture_output=True).stdout
-
-
 TABLES = {
     "methods": configured_method.METHODS,
     "models": MODELS,
@@ -164,7 +140,7 @@ TABLES = {
     "weights": configured_method.WEIGHING,
     "augmentations": AUGMENTATIONS,
     "configs": config_file.packaged_configs(),
-    "keys": keys(),
+    "keys": KEYS,
 }
 
 
@@ -184,9 +160,9 @@ def test_a_list_has_an_entry_with_words_for_each_on_narrow_lines(kind, capsys):
 
 
 def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
-    for name, key in keys().items():
+    for name, key in KEYS.items():
         assert re.fullmatch(r"[A-Z].*\.", key.meaning), name
-        assert key.default is None or key.range.holds(key.default), name
+        assert not key.refusal(key.default), name
 
 
 @pytest.mark.parametrize(
@@ -196,7 +172,6 @@ def test_every_key_has_a_sentence_and_a_range_that_holds_its_default():
         ("models", "ResNet18", ":width=64", "int at least 1"),
         ("adaptations", "tsmobn", ":momentum=0.9", "weight of the past"),
         ("datasets", "abide", ":window=32", "time points"),
-        ("weights", "krum", ":keep=1", "averaged"),
         ("augmentations", "masks", ":rotate=15.0", "angles"),
         ("keys", "optimizer.learning_rate", "optimizer.learning_rate=0.01", "(float above 0)"),
         ("keys", "on_nonfinite", "on_nonfinite=stop", "(stop or drop)"),
@@ -238,15 +213,13 @@ def test_a_list_that_is_not_there_is_one_sentence(arguments, said, capfd):
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [(["--version"], [fb.__version__]), (["-h"], main.COMMANDS), (["predict", "-h"], ["--model"])],
-)
-def test_help_and_version_work_in_a_process_of_their_own(words, parts):
-    command = [sys.executable, "-m", "fedjax_bn", *words]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(part in done.stdout for part in ("fedjax", *parts))
+def test_help_and_version_work_in_a_process_of_their_own():
+    said = {"--version": [fb.__version__], "-h": main.COMMANDS, "list configs": ["pacs"]}
+    for words, parts in said.items():
+        command = [sys.executable, "-m", "fedjax_bn", *words.split()]
+        done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(part in done.stdout for part in parts)
 
 
 def test_a_users_own_model_method_share_weigh_and_adaptation_need_no_fork(own):
@@ -284,11 +257,11 @@ def test_a_users_own_nnx_class_is_made_with_the_runs_seed(own):
     ("changes", "said"),
     [
         ({"model": "broken_code:Net"}, "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ({"model": "own_code:absent"}, "AttributeError"),
         ({"model": "own_code:Net:hight=3"}, "'hight=3'.*width"),
         ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
         ({"model": "own_code:Few"}, "2 outputs for the 3 classes"),
         ({"model": "own_code:nothing"}, "NoneType"),
-        ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
         ({"method": "own_code:Net"}, "needs num_classes"),
     ],
 )
@@ -303,17 +276,11 @@ def test_types_and_defaults_are_read_off_the_signature():
     def function(first, rate: float | None = None, *, size: int, on=True, names=(), **more) -> None:
         del first, rate, size, on, names, more
 
-    found = plain_arguments(function, given=("more",))
-    assert {key: argument[:2] for key, argument in found.items()} == {
-        "rate": (float, None),
-        "size": (int, REQUIRED),
-        "on": (bool, True),
-    }
     table = {"f": function}
-    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (
-        function,
-        {"size": 3, "rate": 1.0, "on": False},
-    )
+    kinds = {k: argument[:2] for k, argument in plain_arguments(function, given=("more",)).items()}
+    assert kinds == {"rate": (float, None), "size": (int, REQUIRED), "on": (bool, True)}
+    options = {"size": 3, "rate": 1.0, "on": False}
+    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (function, options)
     for text, said in (
         ("f", "f needs size"),
         ("f:size=3.0", "size=.* must be int"),

@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 import runs
 from fedjax_bn import __version__, main
-from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.config import base, flatten
 from fedjax_bn.training import workdir
 
 METRICS = {"round", "loss", "weights", "seconds"}
@@ -40,7 +40,7 @@ def outcome(tmp_path_factory):
     """A run with a baseline by the command: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("main")
     with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch, draw=True)
+        runs.install(patch)
         printed = give(patch, folder / "run")
     return folder / "run", printed
 
@@ -77,7 +77,6 @@ def test_metrics_jsonl_has_one_line_a_round_with_evaluation_when_due_and_at_last
         assert set(line) == METRICS | (EVALUATED if line["round"] in (2, 4, 5) else set())
         assert list(line["loss"]) == list(line["weights"]) == CLIENTS
         np.testing.assert_allclose(sum(line["weights"].values()), 1, rtol=1e-6)
-        assert line["seconds"] > 0
     assert list(lines[-1]["accuracy"]) == [*CLIENTS, "mean"]
     assert list(lines[-1]["unseen"]["dog"]) == ["running", "batch"]
 
@@ -85,23 +84,18 @@ def test_metrics_jsonl_has_one_line_a_round_with_evaluation_when_due_and_at_last
 def test_summary_json_has_exactly_the_keys_of_the_design(outcome):
     summary, lines = workdir.read_json(outcome[0] / "summary.json"), runs.lines(outcome[0])
     assert set(summary) == SUMMARY
-    assert [summary[key] for key in ("method", "dataset", "seed", "rounds")] == [
-        *("fedbn", "tiny", 2, 5)
-    ]
+    facts = [summary[key] for key in ("method", "dataset", "seed", "rounds")]
+    assert facts == ["fedbn", "tiny", 2, 5]
     for key, line in (("accuracy", lines[summary["selected_round"] - 1]), ("last_round", lines[4])):
         assert summary[key] == {"internal": line["accuracy"], "unseen": line["unseen"]}
         internal = dict(summary[key]["internal"])
         mean = internal.pop("mean")
         np.testing.assert_allclose(mean, np.mean(list(internal.values())))
-        assert all(0 <= value <= 100 for value in internal.values())
-    evaluated = {
-        line["round"]: line["validation"]["mean"] for line in lines if "validation" in line
-    }
+    evaluated = {x["round"]: x["validation"]["mean"] for x in lines if "validation" in x}
     assert evaluated[summary["selected_round"]] == max(evaluated.values())
     seconds = np.median([line["seconds"] for line in lines])
     np.testing.assert_allclose(summary["seconds_per_round"], seconds)
     np.testing.assert_allclose(summary["samples_per_second"], (22 + 18 + 11) / seconds)
-    assert summary["compile_seconds"] > 0
     # FedBN on an MLP: all but the batch norms travel, and a few numbers.
     sent = summary["traffic"]
     assert 0 < sent["down"] < sent["up"] < sent["down"] + 32
@@ -139,17 +133,6 @@ def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcom
     runs.train.run(config(), folder, say=lambda text: None)
     assert runs.scalars(folder) == runs.expected_scalars(folder)
     assert len(runs.lines(folder)) == 5
-
-
-def test_the_report_needs_no_other_file_and_names_every_run(outcome):
-    text = (outcome[0] / "report.html").read_text()
-    references = re.findall(r'(?:src|href)="([^"]*)"', text)
-    assert len(references) > 1  # what the clients see, and the worst mistakes
-    assert all(reference.startswith("data:image/png;base64,") for reference in references)
-    assert "url(" not in text
-    assert "@import" not in text
-    for part in ("fedbn on tiny, seed 2", "fedavg", "cow", "fedbn [batch]", "batch_size"):
-        assert part in text
 
 
 def test_a_baseline_has_a_workdir_of_its_own_and_differs_in_the_method_only(outcome):
@@ -195,19 +178,17 @@ def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):
     assert at_round[2] == at_round[8]
 
 
-@pytest.mark.parametrize(
-    "words", ["--workdir=", "serve --workdir=x --export=", "predict --data=x --model=", "report "]
-)
-def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
+def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    options, _ = main.parse(["main", *f"{words}~/x/y".split()])
-    assert f"{tmp_path}/x/y" in str(options)
+    for words in ("--config=a --workdir=", "serve --workdir=x --export=", "report "):
+        options, _ = main.parse(["main", *f"{words}~/x/y".split()])
+        assert f"{tmp_path}/x/y" in str(options)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_an_output_without_room_ends_the_command_with_a_sentence():
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "fedjax_bn", "list", "methods", "fedprox"]
+        command = [sys.executable, "-m", "fedjax_bn", "list", "keys"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1

@@ -12,8 +12,8 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
 from fedjax_bn.run.files import ownership
 from fedjax_bn.training.callbacks.progress import Progress
 
@@ -86,7 +86,7 @@ def test_an_evaluation_and_a_report_wait_for_the_workdir_and_are_refused_when_it
     monkeypatch.setattr(ownership, "PATIENCE", 0.0)
     with ownership.owned(finished):
         with pytest.raises(WorkdirError, match=OWNER):
-            commands.train_all(runs.config(), finished, write_report)
+            train.train_all(runs.config(), finished, write_report)
         with pytest.raises(WorkdirError, match=OWNER):
             evaluate_finished.run(finished, evaluate_finished.Request(), say=str)
     assert not (finished / "evaluations").exists()

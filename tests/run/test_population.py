@@ -10,9 +10,7 @@ import runs
 from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, variables_of
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.weighing import Weighing, weigh_alike
 from fedjax_bn.federation import global_variables, put_rows, take_rows
-from fedjax_bn.run.experiment import method
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training import population, rounds
 from fedjax_bn.training.population import PopulationState
@@ -112,7 +110,7 @@ def test_what_rows_on_the_host_do_not_allow_is_refused(tiny, tmp_path, changes, 
         runs.run(tmp_path / "run", population="host", **changes)
 
 
-def test_a_weighing_rule_begins_on_the_host_as_on_the_device_or_is_refused(tiny, monkeypatch):
+def test_a_weighing_rule_begins_on_the_host_as_on_the_device(tiny):
     def first_memory(**changes):
         experiment, _, begin = prepare(runs.config(clients_per_round=2, **changes), traced=False)
         return population.start_population(experiment, begin)()
@@ -120,10 +118,3 @@ def test_a_weighing_rule_begins_on_the_host_as_on_the_device_or_is_refused(tiny,
     rule = {"weigh": "generalization_adjustment"}
     on_the_host = first_memory(population="host", **rule).rows["weighing"]
     assert_close(on_the_host, first_memory(population="device", **rule).weighing, rtol=0, atol=0)
-
-    def numbered():
-        return Weighing(jax.numpy.arange, weigh_alike)
-
-    monkeypatch.setitem(method.WEIGHING, "numbered", numbered)
-    with pytest.raises(ConfigError, match="population=device"):
-        first_memory(population="host", weigh="numbered")

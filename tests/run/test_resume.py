@@ -13,10 +13,10 @@ from fedjax_bn import main
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import train
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.files.ownership import check_claim, claim
+from fedjax_bn.run.files.ownership import claim
 from fedjax_bn.training import workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
@@ -146,7 +146,7 @@ def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(str
     about = workdir.read_json(straight / "config.json")
     about["machine"]["options"]["threefry_partitionable"] = False
     with pytest.raises(WorkdirError, match="JAX_THREEFRY_PARTITIONABLE "):
-        check_claim(straight, dict(flatten(runs.config(rounds=99))), about)
+        claim(straight, dict(flatten(runs.config(rounds=99))), about, write=False)
 
 
 @pytest.mark.parametrize("position", [0, 3])
@@ -204,5 +204,5 @@ def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     assert about["start_from"]["round"] == runs.steps(straight, "selected")[-1]
     (tmp_path / "new" / "summary.json").unlink()
     runs.run(tmp_path / "new", rounds=1, **changes)  # of the same model
-    with pytest.raises(ConfigError, match=r"start_from=.*is not the workdir of a run"):
+    with pytest.raises(ConfigError, match="start_from"):
         train.prepare(runs.config(start_from=str(tmp_path / "nothing")))

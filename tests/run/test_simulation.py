@@ -11,7 +11,7 @@ import runs
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config import base
 from fedjax_bn.simulation import simulate
 
 OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5}

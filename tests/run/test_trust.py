@@ -91,50 +91,44 @@ def test_a_workdir_imports_no_code_that_only_it_names(
 ):
     place = foreign(**NAMED[key])
     monkeypatch.chdir(tmp_path)  # where the code lies
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    before = list(sys.path)
-    given = [f"--workdir={place}", *(["--export=x"] if command == "serve" else [])]
-    given += ["--config.target=dog"] * (command == "evaluate")
-    assert runs.command(command, *given) == 2
+    before = ["", *sys.path]
+    monkeypatch.setattr(sys, "path", list(before))
+    option = "--config.target=dog" if command == "evaluate" else "--export=x"
+    assert runs.command(command, f"--workdir={place}", option) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "which is not imported" in line
-    assert "hospital9 names it" in line
-    assert f"started in {tmp_path}), add --trust" in line
+    for part in ("not imported", "hospital9 names it", f"{tmp_path}), add --trust"):
+        assert part in line
     assert sys.path == before
     assert not ran(place)
 
 
 @pytest.mark.parametrize("word", ["trust", "path", "typed"])
-def test_code_runs_at_its_users_word(foreign, monkeypatch, capsys, tmp_path, word):
+def test_code_runs_at_its_users_word(foreign, monkeypatch, tmp_path, word):
     place = foreign(**NAMED["adaptations"] if word == "typed" else NAMED["model"])
+    (code,) = tmp_path.glob("code*.py")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    given = ["serve", f"--workdir={place}", f"--export={tmp_path / 'served'}"]
-    if word == "trust":
-        given.append("--trust")
-    else:
+    given = {"trust": "--trust", "typed": f"--config.adaptations={code.stem}:adapt,tsmobn"}
+    if word != "trust":
         monkeypatch.syspath_prepend(tmp_path)
-    if word == "typed":
-        (code,) = tmp_path.glob("code*.py")
-        given.append(f"--config.adaptations={code.stem}:adapt,tsmobn")
-    assert runs.command(*given) == 0
-    assert "is served in" in capsys.readouterr().out
+    if word == "path":
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    served = tmp_path / "served"
+    more = [given[word]] if word in given else []
+    assert runs.command("serve", f"--workdir={place}", f"--export={served}", *more) == 0
+    assert served.exists()
     assert ran(place)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["os:system", "this:s", "numpy:load", "fedjax_bn.main:command", "setup:setup", "docs.maths:x"],
-)
-def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(name):
-
+@pytest.mark.parametrize("name", ["os:system", "this:s", "numpy:load", "setup:setup", "docs.x:x"])
+def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(
+    monkeypatch, name
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(runs.ROOT), np.__path__[0], ""]))
     sys.modules.pop("this", None)
-    with (
-        recorded_code(runs.ROOT, {}),
-        pytest.raises(ValueError, match=r"is unknown|which is not imported"),
-    ):
+    refused = pytest.raises(ValueError, match="not imported")
+    with recorded_code(runs.ROOT, {}), refused:
         read_choice("it", name, ADAPTATIONS)
     assert "this" not in sys.modules
-    assert "tsmobn" in ADAPTATIONS
 
 
 def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
@@ -143,28 +137,16 @@ def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
     assert finished.remembered(about, trust=True).compilation_cache == str(tmp_path)
 
 
-AS_A_USER = """
-import sys
-sys.argv = ["fedjax-bn", *sys.argv[1:]]
-from fedjax_bn import main
-main.command()
-"""
-
-
-@pytest.mark.parametrize("way", [["-m", "fedjax_bn"], ["-c", AS_A_USER]])
-def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path, way):
+def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path):
     """Modules that are looked for when a model is read lie in it, under their names."""
-    for name in ("evil", "torch", "flatbuffers", "tqdm", "zstandard", "json", "scipy"):
+    for name in ("evil", "torch", "flatbuffers", "tqdm", "zstandard", "scipy"):
         (served / f"{name}.py").write_text(f"open('{name}-ran', 'w')")
     edit(served, adaptations=["evil:f"])
     np.savez(tmp_path / "i.npz", images=IMAGES)
     given = ["predict", "--model=.", f"--data={tmp_path / 'i.npz'}"]
-    start = [sys.executable, *(["-P"] if way[0] == "-c" else []), *way]
     paths = [str(runs.ROOT), os.environ.get("PYTHONPATH", "")]
-    # Python itself puts the current folder first; what it imports before us is not ours to refuse.
-    (served / "json.py").unlink()
     done = subprocess.run(
-        [*start, *given],
+        [sys.executable, "-m", "fedjax_bn", *given],
         cwd=served,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
@@ -216,26 +198,22 @@ def said_by_predict(place, tmp_path, capfd, *more):
     return line
 
 
-CODE_OF_OTHERS = {"model": "evil:Net", "adaptations": ["evil:f"]}
-
-
-@pytest.mark.parametrize("key", CODE_OF_OTHERS)
-def test_code_that_only_model_json_names_is_not_imported(served, tmp_path, capfd, key, monkeypatch):
+@pytest.mark.parametrize("change", [{"model": "evil:Net"}, {"adaptations": ["evil:f"]}])
+def test_code_that_only_model_json_names_is_not_imported(
+    served, tmp_path, capfd, change, monkeypatch
+):
     (served / "evil.py").write_text("open('evil-ran', 'w')")
     monkeypatch.chdir(served)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    edit(served, **{key: CODE_OF_OTHERS[key]})
+    edit(served, **change)
     said_by_predict(served, tmp_path, capfd)
     assert "evil" not in sys.modules
     assert not (served / "evil-ran").exists()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "object"])
-def test_other_arrays_are_one_sentence_and_objects_are_not_unpickled(
-    served, tmp_path, capfd, dtype
-):
+def test_arrays_of_objects_are_one_sentence_and_not_unpickled(served, tmp_path, capfd):
     arrays, kernel = dict(np.load(served / "variables.npz")), "params/dense1/kernel"
-    np.savez(served / "variables.npz", **arrays | {kernel: arrays[kernel].astype(dtype)})
+    np.savez(served / "variables.npz", **arrays | {kernel: arrays[kernel].astype(object)})
     assert str(served / "variables.npz") in said_by_predict(served, tmp_path, capfd)
 
 

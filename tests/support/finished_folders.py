@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.config import base, flatten
 
 
 def finished(

@@ -15,8 +15,8 @@ import optax
 
 from federations import ON_MAPS, MapNet, PlainNet, batches_of, variables_of
 from fedjax_bn.data.division.partition import fingerprint
+from fedjax_bn.run.config import base, flatten
 from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment.datasets import EMBEDDED, configured_clients
 from method_table import METHODS
 

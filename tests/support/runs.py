@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.config import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.training import checkpoint, data_plots
@@ -57,21 +57,15 @@ def split(rng: np.random.Generator, size: int, shift: float) -> Split:
 def dataset(validation: bool = True) -> Dataset:
     """Four domains of unequal sizes with features f32[N, 6] in three classes."""
     rng = np.random.Generator(np.random.PCG64(7))
-    domains = [
-        Domain(
-            name,
-            train=split(rng, train_size, shift),
-            validation=split(rng, 20 - shift, shift) if validation else None,
-            test=split(rng, train_size // 2 + shift, shift),
-        )
-        for shift, (name, train_size) in enumerate(zip(NAMES, (22, 18, 11, 15), strict=True))
-    ]
+    domains = []
+    for shift, (name, size) in enumerate(zip(NAMES, (22, 18, 11, 15), strict=True)):
+        train = split(rng, size, shift)
+        held_out = split(rng, 20 - shift, shift) if validation else None
+        domains.append(Domain(name, train, held_out, split(rng, size // 2 + shift, shift)))
     return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
 
 
 DATA = dataset()
-
-
 COMPILED: dict[object, Any] = {}
 FINISHED: dict[str, Path] = {}
 
@@ -87,12 +81,12 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     if not draw:
         monkeypatch.setattr(data_plots, "samples", lambda domains, **options: b"")
     if data is None:
-        monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
+        monkeypatch.setattr(train, "prepare", _prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):
-            monkeypatch.setattr(train, name, once(getattr(train, name)))
+            monkeypatch.setattr(train, name, _once(getattr(train, name)))
 
 
-def prepared_once(prepare: Callable) -> Callable:
+def _prepared_once(prepare: Callable) -> Callable:
     """`prepare`, which builds equal configurations once."""
 
     def remembered(config: ConfigDict, *rest: object) -> tuple:
@@ -101,9 +95,7 @@ def prepared_once(prepare: Callable) -> Callable:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
                 plan[name] = known.pop(name)
-        plan["profile"] = known.pop("profile")
-        if known["on_nonfinite"] in ("stop", "drop"):
-            plan["on_nonfinite"] = known.pop("on_nonfinite")
+        plan |= {name: known.pop(name) for name in ("profile", "on_nonfinite")}
         key = json.dumps(known)
         if key not in COMPILED:
             COMPILED[key] = prepare(config, *rest)
@@ -114,7 +106,7 @@ def prepared_once(prepare: Callable) -> Callable:
     return remembered
 
 
-def once(function: Callable) -> Callable:
+def _once(function: Callable) -> Callable:
     """The function, called once for all experiments of one method that `prepare` has built.
 
     Rounds of data on the device, which read nothing from a stream, are compiled once; others are
@@ -129,14 +121,14 @@ def once(function: Callable) -> Callable:
             if hasattr(made, "note"):
                 if "stay on the device" not in made.note:
                     return made
-                made = made._replace(compile=first_of(made.compile))
+                made = made._replace(compile=_first_of(made.compile))
             COMPILED[key] = made, method  # kept, so that no other has its id
         return COMPILED[key][0]
 
     return remembered
 
 
-def first_of(function: Callable) -> Callable:
+def _first_of(function: Callable) -> Callable:
     """The function, whose first result is that of every call."""
     results = []
 
@@ -150,18 +142,11 @@ def first_of(function: Callable) -> Callable:
 
 def config(**changes: object) -> ConfigDict:
     """The configuration of a tiny run; `__` in a name means the dot of a nested key."""
-    config = base()
-    tiny = {
-        "model": "MLP",
-        "rounds": 6,
-        "batch_size": 4,
-        "eval_every": 2,
-        "checkpoint_every": 2,
-        "seed": 2,
-        "mesh.clients": 1,  # of the two devices that tests have
-    }
+    tiny = {"model": "MLP", "rounds": 6, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2}
+    tiny |= {"seed": 2, "mesh.clients": 1}  # of the two devices that tests have
     tiny |= {"data.name": "tiny", "data.path": "none", "target": "dog"}
     tiny |= {key.replace("__", "."): value for key, value in changes.items()}
+    config = base()
     config.update_from_flattened_dict(tiny)
     return config
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fedjax_bn import main
 from fedjax_bn.run import listing
-from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config import assign, base
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, base
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = r"(python|fedjax-bn|make|pip|sbatch|kubectl|launch/\S+)"
@@ -88,7 +88,7 @@ def _check_script(path: str, *words: str) -> None:
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--config."):
-            assert name[9:] in keys(), f"{name} is no key"
+            assert name[9:] in KEYS, f"{name} is no key"
         elif name.startswith("--") and name != "--config" and not name.startswith("--data."):
             stated = rf"""["' |]{name}\b|DEFINE_\w+\(\s*"{name[2:]}\""""
             assert re.search(stated, known), f"{path} has no option {name}"

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, nearest, one_line
-from fedjax_bn.run.config.keys import assign, check, check_keys
+from fedjax_bn.run.config import assign, check
 
 Changes = Sequence[tuple[str, str]]  # dotted key, text
 _EXAMPLE = "configs/quickstart.py"
@@ -31,7 +31,9 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
-        check_keys(config)  # before changes, which would add a key that the file left out
+        for key, text in changes:
+            assign(config, key, text)
+        check(config)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's own file may raise
@@ -40,9 +42,6 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
             f"config file {path}{line} fails ({type(error).__name__}: {one_line(error)}): it must "
             f"define get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
         ) from error
-    for key, value_text in changes:
-        assign(config, key, value_text)
-    check(config)
     return config
 
 
@@ -67,22 +66,10 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
-    """Splits `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments.
-
-    Raises:
-      ConfigError: a key has no value.
-    """
+    """Splits `--config.KEY=VALUE` from the other arguments."""
     # ml_collections' own flags need a --config, but `evaluate` and `serve` change keys of a
     # configuration that a finished run has recorded.
-    changes, plain_arguments = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if not argument.startswith("--config."):
-            plain_arguments.append(argument)
-            continue
-        name, equals, value = argument.removeprefix("--config.").partition("=")
-        value_text = value if equals else next(remaining, None)
-        if value_text is None:
-            raise ConfigError(f"{argument} has no value: write {argument}=VALUE")
-        changes.append((name, value_text))
-    return changes, plain_arguments
+    prefix = "--config."
+    texts = [text.removeprefix(prefix) for text in arguments if text.startswith(prefix)]
+    changes = [(key, value) for key, _, value in (text.partition("=") for text in texts)]
+    return changes, [text for text in arguments if not text.startswith(prefix)]

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import models, sharing
+from fedjax_bn import sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.errors import ConfigError, UserError, as_config_errors
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.clients import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
@@ -31,8 +30,8 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config.keys import check, choice_of, flatten
-from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
+from fedjax_bn.run.config import check, choice_of, flatten
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_augmentation,
@@ -83,13 +82,12 @@ TESTED_ON_VALIDATION = (
 def build(config: ConfigDict) -> Experiment:
     """Builds what a configuration names; nothing is compiled yet.
 
-    Raises:
-      ConfigError, ValueError, OSError: a key is wrong; data are missing, damaged or do not suit.
+    A wrong key, and data that are missing, damaged or do not suit, are ConfigError, ValueError or
+    OSError.
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
-    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
-    check_data_keys(config)
+    choice_of("data.name", config.data.name, DATASETS, ("config",))
     for name in config.baselines:
         choose_method("baselines", name)
     model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
@@ -98,16 +96,13 @@ def build(config: ConfigDict) -> Experiment:
     choose_adaptations(config, model)
     check_adaptations(config, config.adaptations)
 
-    data = load(config, **options)
+    data = read_data(config)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
-    if config.data.truncate:
-        notes += ("training and validation samples are cut to the smallest domain (data.truncate)",)
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
-    notes += duplicate_notes(internal, unseen)
     _check_clients(internal, config)
-    experiment = assemble(config, internal, unseen, notes)
+    experiment = assemble(config, internal, unseen, notes + duplicate_notes(internal, unseen))
     check_labelled(experiment.evaluation.personalization, internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
     # Not in `assemble`: a finished run is tested without its trace, which may be gone.
@@ -131,14 +126,6 @@ def assemble(
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, to_inputs, load, task, mesh)
-    notes += method.notes
-    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
-    small_clients = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if config.local_steps and small_clients:
-        notes += (
-            f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-            f"{first_few(small_clients)}",
-        )
     return Experiment(
         model=model,
         method=method,
@@ -146,7 +133,7 @@ def assemble(
         unseen=unseen,
         prepare=to_inputs,
         adaptations=choose_adaptations(config, model),
-        notes=notes,
+        notes=notes + method.notes,
         mesh=mesh,
         task=task,
         **read_values(config, method, len(internal.domains)),
@@ -213,17 +200,10 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     cohort = (drawn, clients) if hides else ()
     with as_config_errors():
         spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
-    return {
-        "privacy": {
-            "clip": keys.clip,
-            "noise": keys.noise,
-            "at": keys.at,
-            "epsilon": spent,
-            "delta": keys.delta,
-            "rounds": rounds,
-            "neighbours": "a client's data replaced" if cohort else "with or without a client",
-        }
-    }
+    neighbours = "a client's data replaced" if cohort else "with or without a client"
+    values = {key: keys[key] for key in ("clip", "noise", "at")} | {"epsilon": spent}
+    values |= {"delta": keys.delta, "rounds": rounds, "neighbours": neighbours}
+    return {"privacy": values}
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
@@ -231,48 +211,41 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
     if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
-    images = domains[0].train.images
-    side = images.shape[1] if images.ndim == 4 else config.data.image_size
+    images, size, tested = domains[0].train.images, config.data.image_size, config.eval_clients
+    side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
-    without = [domain.name for domain in domains if domain.validation is None]
-    choosing = [
-        what_validates(config),
-        f"config.patience={config.patience}" * bool(config.patience),
-        "config.validate_with=global" * (config.validate_with == "global"),
-    ]
-    needs = next(filter(None, choosing), "") if without else ""
+    on_host = config.population == "host"
+    without = next((domain.name for domain in domains if domain.validation is None), "")
+    choosing = (
+        what_validates(config).removeprefix("config."),
+        f"patience={config.patience}" * bool(config.patience),
+        "validate_with=global" * (config.validate_with == "global"),
+    )
     problems = {
-        f"data.image_size={config.data.image_size}, but images of {internal.name} have {side} "
-        f"pixels a side: set it to {side}": side != config.data.image_size,
+        f"data.image_size={size}, but images of {internal.name} have {side} pixels a side: set it "
+        f"to {side}": side != size,
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
-        f"eval_clients={config.eval_clients} is more than the {total} clients there are": (
-            config.eval_clients > total
-        ),
-        f"population=host keeps clients off the device that sit out, but with clients_per_round="
-        f"{drawn} all {total} take part: lower clients_per_round": config.population == "host"
-        and not 0 < drawn < total,
+        f"eval_clients={tested} is more than the {total} clients there are": tested > total,
+        f"population=host keeps clients off the device that sit out, so clients_per_round={drawn} "
+        f"must be above 0 and below {total}": on_host and not 0 < drawn < total,
+        f"{next(filter(None, choosing), '')} needs validation samples, but client {without!r} of "
+        f"{internal.name} has none: {HOLD_OUT}": any(choosing) and without,
     }
     for problem, occurs in problems.items():
         if occurs:
             raise ConfigError(f"config.{problem}")
-    if needs:
-        raise ConfigError(
-            f"{needs} needs validation samples, but client {without[0]!r} of {internal.name} has "
-            f"none: {HOLD_OUT}"
-        )
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
-    internal, (batch_size, steps, _) = experiment.internal, experiment.work
-    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
+    (batch_size, steps, _), domains = experiment.work, experiment.internal.domains
     # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
-    last_batches = {
-        name: batch_size if steps else (size % batch_size or batch_size)
-        for name, size in sizes.items()
-    }
-    alone = [name for name, size in last_batches.items() if size == 1]
+    alone = [
+        domain.name
+        for domain, size in zip(domains, experiment.train_sizes(), strict=True)
+        if (batch_size if steps else (size % batch_size or batch_size)) == 1
+    ]
     if not alone:
         return
 
@@ -280,13 +253,12 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(
-                f"client {alone[0]!r} has {sizes[alone[0]]} training samples, so with "
-                f"config.batch_size={batch_size} a batch holds one sample, which the batch norm "
-                f"{layer.name!r} cannot normalize: choose another batch_size"
+                f"with config.batch_size={batch_size} a batch of client {alone[0]!r} holds one "
+                f"sample, which the batch norm {layer.name!r} cannot normalize: choose another"
             )
         return Statistics(layer.mean, layer.var)
 
-    model, images = experiment.model, sample_input(internal, experiment.prepare, 1)
+    model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
     make_variables = partial(calls.init_variables, model)
     variables = jax.eval_shape(make_variables, jax.random.key(0), images)
     if sharing.batch_norm_paths(variables):
@@ -315,41 +287,22 @@ def prepare(
             check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
-        if experiment.participation.on_host:
-            _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
-
-
-def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
-    # On the host all clients start with one row, which is right only if it is everybody's.
-    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
-    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
-        if (leaf != leaf[:1]).any():
-            raise ConfigError(
-                "config.weigh begins with other memory for some clients than for others, which "
-                "rows on the host do not have: set population=device"
-            )
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
     """Returns the variables from `start_from` or `pretrained` (None for others), and notes."""
-    network, model = inspect.unwrap(experiment.model), experiment.plan.model
-    start_from, weights = experiment.plan.start_from, experiment.plan.pretrained
+    network, plan = inspect.unwrap(experiment.model), experiment.plan
     like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
-    if start_from:
-        note = f"all clients start from the model of the run {start_from} (start_from)"
-        return _starting_model(start_from, model, like), (note,)
-    if not weights:
-        with_weights = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
-        with_weights += (models.ConvNeXt, models.ViT)
-        note = f"{model} starts from random weights, because pretrained is empty"
-        return None, (note,) * isinstance(network, with_weights)
+    if plan.start_from:
+        note = f"all clients start from the model of the run {plan.start_from} (start_from)"
+        return _starting_model(plan.start_from, plan.model, like), (note,)
+    if not plan.pretrained:
+        return None, ()
     # Leaves that the weights lack, such as another head, stay forms, and are drawn by the seed.
-    variables, notes = pretrained.load_pretrained(weights, network, like)
-    fixed = jax.tree.map(
-        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
-        variables,
-    )
+    variables, notes = pretrained.load_pretrained(plan.pretrained, network, like)
+    drawn = jax.ShapeDtypeStruct
+    fixed = jax.tree.map(lambda x: None if isinstance(x, drawn) else jnp.asarray(x), variables)
     return fixed, notes
 
 
@@ -359,15 +312,12 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     # leaves with the last round's weights. The clients' memory, and what the other method trained
     # in addition to the model, are left out.
     culprit = f"config.start_from={brief(start_from)}"
-    try:
-        tree = checkpoint.all_arrays(_checkpoint_of(start_from))
-        tree = tree.get("state", tree)  # a population has its rows in other files
-        count = len(tree["weights"])
-        personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
-        loaded = join(tree["shared"], weighted_mean(personal, tree["weights"]))
-        loaded = filled(loaded, tree.get("frozen") or ())
-    except UserError as error:
-        raise ConfigError(f"{culprit}: {error}") from error
+    tree = checkpoint.all_arrays(_checkpoint_of(start_from))
+    tree = tree.get("state", tree)  # a population has its rows in other files
+    count = len(tree["weights"])
+    personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
+    loaded = join(tree["shared"], weighted_mean(personal, tree["weights"]))
+    loaded = filled(loaded, tree.get("frozen") or ())
     loaded = {name: loaded.get(name) for name in like}
     loaded_shapes, model_shapes = (
         {"/".join(path_names(p)): leaf.shape for p, leaf in jax.tree.leaves_with_path(tree)}
@@ -378,8 +328,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
         if shapes[0] != shapes[1]:
             raise ConfigError(
                 f"{culprit} holds another model than config.model={brief(model)} with these "
-                f"classes: {name} is {shapes[0]} there and {shapes[1]} here; give the same "
-                "model and classes, or another run"
+                f"classes: {name} is {shapes[0]} there and {shapes[1]} here"
             )
     return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
 
@@ -388,23 +337,20 @@ def starting_record(start_from: str) -> Record:
     """Returns {"start_from": {"round", "sha256"}} for config.json, or {} without a start."""
     if not start_from:
         return {}
-    try:
-        folder = _checkpoint_of(start_from)
-        sums = (folder / checkpoint.CHECKSUMS).read_bytes()
-    except (UserError, OSError) as error:
-        raise ConfigError(f"config.start_from={brief(start_from)}: {error}") from error
-    digest = hashlib.sha256(sums).hexdigest()
+    folder = _checkpoint_of(start_from)
+    digest = hashlib.sha256((folder / checkpoint.CHECKSUMS).read_bytes()).hexdigest()
     return {"start_from": {"round": int(folder.name), "sha256": digest}}
 
 
 def _checkpoint_of(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
     workdir = Path(start_from).expanduser()
-    if not (workdir / "summary.json").exists():
-        raise ConfigError(f"{workdir} is not the workdir of a run that has finished: give one")
-    read_json(workdir / "config.json", CLAIM)
-    for kind in ("selected", "latest"):
-        names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
-        if rounds := [int(name) for name in names if name.isdecimal()]:
-            return workdir / "checkpoints" / kind / str(max(rounds))
-    raise ConfigError("it holds no checkpoint: give the workdir of a run that has one")
+    if (workdir / "summary.json").exists():
+        read_json(workdir / "config.json", CLAIM)
+        for kind in ("selected", "latest"):
+            names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
+            if rounds := [int(name) for name in names if name.isdecimal()]:
+                return workdir / "checkpoints" / kind / str(max(rounds))
+    raise ConfigError(
+        f"config.start_from: {workdir} is not the workdir of a finished run with a checkpoint"
+    )

@@ -33,7 +33,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choice_of, choose
+from fedjax_bn.run.config import choice_of
 
 # `read(config)` with the options of `data.name`; the docstring's first line describes the dataset
 _Read = Callable[..., Source | Dataset]
@@ -85,42 +85,31 @@ def _read_npz(config: ConfigDict) -> Source:
     return npz.load_npz(_path(config), domains=config.data.domains)
 
 
-_read_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
+_read_class_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
 
 
-def _read_own(config: ConfigDict) -> Source | Dataset:
+def _read_folders(config: ConfigDict) -> Source | Dataset:
     """Images in folders, DOMAIN/CLASS/*.jpg, of one's own; or arrays, if the path is a `.npz`."""
-    read = _read_npz if Path(_path(config)).suffix == ".npz" else _read_folders
-    return read(config)
+    return (_read_npz if _path(config).endswith(".npz") else _read_class_folders)(config)
 
 
-def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any) -> Source:
-    chosen = {"corruptions": domains} if domains else {}
-    return cifar10_c.load_cifar10_c(*arguments, **chosen, **options)
+def _load_cifar10_c(path: str, *, domains: Sequence[str] = (), **options: Any) -> Source:
+    corruptions = domains or cifar10_c.CORRUPTIONS
+    return cifar10_c.load_cifar10_c(path, corruptions=corruptions, **options)
 
 
 def _read_abide(
-    config: ConfigDict,
-    atlas: str = "",
-    window: _Window = 32,
-    stride: Steps = 1,
+    config: ConfigDict, atlas: str = "", window: _Window = 32, stride: Steps = 1
 ) -> Source:
     """ABIDE I: patients with autism and controls, classified by connectomes, one domain a site.
 
     Args:
-      config: the run's.
       atlas: the atlas, such as cc200, where the folder has several.
       window: time points of a connectome; 0 for all.
       stride: time points between the starts of two windows.
     """
-    return abide.load_abide(
-        _path(config),
-        sites=config.data.domains,
-        atlas=atlas,
-        window=window,
-        stride=stride,
-        cache=_cache_folder(config),
-    )
+    options = {"sites": config.data.domains, "atlas": atlas, "window": window, "stride": stride}
+    return abide.load_abide(_path(config), cache=_cache_folder(config), **options)
 
 
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
@@ -151,7 +140,9 @@ DATASETS: dict[str, _Read] = {
     **EMBEDDED,
     **{
         name: _read_files(
-            partial(image_folders.load_image_folders, name), about=f"{row.title}: {row.about}"
+            partial(image_folders.load_image_folders, name),
+            *["classes"] * (name == "domainnet"),
+            about=f"{row.title}: {row.about}",
         )
         for name, row in image_folders.IMAGE_FOLDERS.items()
     },
@@ -172,12 +163,7 @@ DATASETS: dict[str, _Read] = {
         digits.load_digits,
         "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)",
     ),
-    "domainnet": _read_files(
-        partial(image_folders.load_image_folders, "domainnet"),
-        "classes",
-        about="{0.title}: {0.about}".format(image_folders.IMAGE_FOLDERS["domainnet"]),
-    ),
-    "folders": _read_own,
+    "folders": _read_folders,
     "masks": _read_files(
         mask_folders.load_mask_folders,
         *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
@@ -188,39 +174,27 @@ DATASETS: dict[str, _Read] = {
     ),
     "tfds": _read_files(tfds_source.load_tfds, "domains", "classes"),
 }
-# Datasets whose readers apply `truncate` and `fraction` themselves.
-_REDUCED = ("digits", "digits_morpho")
 
 
 def read_data(config: ConfigDict) -> Source | Dataset:
-    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`."""
+    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`.
+
+    An unknown name, and no path for data that are not embedded, are ConfigErrors.
+    """
     load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
-    return load(config, **options)
-
-
-def dataset_name(config: ConfigDict) -> str:
-    """Returns the name in `data.name`, without its options; a ConfigError if it is unknown."""
     name = config.data.name.partition(":")[0]
-    choose(DATASETS, name, "data.name")
-    return name
-
-
-def check_data_keys(config: ConfigDict) -> None:
-    """Raises ConfigError if a dataset that is not embedded has no path."""
-    name = dataset_name(config)
     if config.data.path or name in EMBEDDED or name == "tfds":
-        return
+        return load(config, **options)
     # The reader's own message for a missing folder has its layout, and where to get the data.
-    missing, layout = config.copy_and_resolve_references(), ""
+    missing = config.copy_and_resolve_references()
     missing.data.path = "PATH"
     try:
-        read_data(missing)
+        return load(missing, **options)
     except (ValueError, OSError) as error:
-        layout = str(error)
-    raise ConfigError(
-        f"config.data.name={name!r} is not embedded: give its file or folder, "
-        f"--config.data.path=PATH; {layout}"
-    )
+        raise ConfigError(
+            f"config.data.name={name!r} is not embedded: give its file or folder, "
+            f"--config.data.path=PATH; {error}"
+        ) from error
 
 
 def configured_clients(
@@ -233,10 +207,10 @@ def configured_clients(
     pooled = keys.partition == "pooled"
     if pooled and config.target:
         raise ConfigError(
-            f"config.target={config.target!r} does not go with config.data.partition='pooled', "
-            "which tests on every domain: leave target empty"
+            f"config.target={config.target!r} does not go with config.data.partition=pooled, which "
+            "tests on every domain"
         )
-    reduced = dataset_name(config) in _REDUCED
+    reduced = keys.name in ("digits", "digits_morpho")  # their readers apply both keys themselves
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -252,34 +226,16 @@ def configured_clients(
         seed=config.seed,
     )
     internal, unseen = pool_clients(internal) if pooled else (internal, unseen)
-    _check_names([domain.name for domain in (*internal.domains, *unseen)], data.name)
+    check_names_differ([domain.name for domain in (*internal.domains, *unseen)], data.name)
     return internal, unseen
-
-
-def _check_names(names: Sequence[str], dataset: str) -> None:
-    check_names_differ(names, dataset)
-    for name in {"mean", "method", "adaptation"} & {*names}:
-        raise ConfigError(
-            f"{dataset} has a client or domain {name!r}, which in summary.json or targets.json is "
-            "the key of something else: rename it"
-        )
 
 
 def domain_names(config: ConfigDict) -> list[str]:
     """Returns the names of all domains of the configured data; ConfigError if they are wrong."""
     whole = config.copy_and_resolve_references()
     whole.target = ""
-    check_data_keys(whole)
     with as_config_errors():
         data = read_data(whole)
-    names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
-    _check_names(names, data.name)
+        names = [part.name for part in (data.pools if isinstance(data, Source) else data.domains)]
+        check_names_differ(names, data.name)
     return names
-
-
-def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of the clients without validation samples; ConfigError without data."""
-    check_data_keys(config)
-    with as_config_errors():
-        internal, _ = configured_clients(read_data(config), config)
-    return tuple(domain.name for domain in internal.domains if domain.validation is None)

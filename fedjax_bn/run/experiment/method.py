@@ -7,21 +7,27 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import aggregation, contrib, methods, models, sharing
 from fedjax_bn.adaptation.choice import NEEDS
-from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments, split_choice
+from fedjax_bn.arguments.choices import (
+    Argument,
+    Table,
+    call_chosen,
+    plain_arguments,
+    split_choice,
+)
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import Fraction, Magnitude, Rounds, RoundsOr0, Share, Views
+from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
-from fedjax_bn.data.pixels import augment, label_augment
+from fedjax_bn.data.pixels import augment
+from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
@@ -31,46 +37,35 @@ from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, v
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import init_variables, shapes_of
-from fedjax_bn.run.config.keys import choice_of
-from fedjax_bn.sharing import SharingRule, Variables
+from fedjax_bn.run.config import choice_of
+from fedjax_bn.sharing import SharingRule
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
 _CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
-_LABELS = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}
 _SUITABLE = {
     _CLASS: "a classifier, such as DigitCNN or ResNet18",
-    BOXES: "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5",
+    BOXES: "a detector, such as TinyDetector or YOLOv5n",
     MASK: "UNet, or a network of logits [B, H, W, classes]",
 }
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 _OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
-SHARING: dict[str, Callable[..., Any]] = {
+_SHARING: dict[str, Callable[..., Any]] = {
     rule.__name__: rule
     for rule in (
-        sharing.everything,
-        sharing.nothing,
-        sharing.all_but_batch_norm,
-        sharing.all_but_statistics,
-        sharing.all_but_norms,
-        *_OF_THE_MODEL,
+        *(sharing.everything, sharing.nothing, sharing.all_but_batch_norm),
+        *(sharing.all_but_statistics, sharing.all_but_norms, *_OF_THE_MODEL),
     )
 }
 WEIGHING = {
     rule.__name__: rule
     for rule in (
-        aggregation.by_size,
-        aggregation.uniform,
-        aggregation.risk_extrapolation,
-        aggregation.generalization_adjustment,
-        aggregation.by_divergence,
-        aggregation.coordinate_median,
-        aggregation.trimmed_mean,
-        aggregation.krum,
-        aggregation.geometric_median,
-        aggregation.norm_clipping,
+        *(aggregation.by_size, aggregation.uniform, aggregation.risk_extrapolation),
+        *(aggregation.generalization_adjustment, aggregation.by_divergence),
+        *(aggregation.coordinate_median, aggregation.trimmed_mean, aggregation.krum),
+        *(aggregation.geometric_median, aggregation.norm_clipping),
     )
 }
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
@@ -80,10 +75,6 @@ OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]]
 }
 # (the full rate, the rounds of the run after the warm-up) -> the rate by round
 _Schedule = Callable[[float, int], optax.Schedule]
-
-
-def _constant() -> _Schedule:
-    return lambda rate, remaining: optax.constant_schedule(rate)
 
 
 def _cosine(rounds: RoundsOr0 = 0, final: Share = 0.0) -> _Schedule:
@@ -99,7 +90,7 @@ def _exponential(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
 
 
 _SCHEDULES: dict[str, Callable[..., _Schedule]] = {
-    "constant": _constant,
+    "constant": lambda: lambda rate, remaining: optax.constant_schedule(rate),
     "cosine": _cosine,
     "step": _step,
     "exponential": _exponential,
@@ -112,10 +103,8 @@ def method_options(name: str) -> dict[str, Argument]:
     """Returns the options of a method of the library: those that `name:key=value` can set."""
     # A method without options of its own is a variant of the method that its file is named after,
     # such as `fediga` of `fedig`, and has that method's.
-    options = plain_arguments(METHODS[name], _ELSEWHERE)
-    family = METHODS[name].__module__.rpartition(".")[2]
-    if not options and family in METHODS:
-        options = plain_arguments(METHODS[family], _ELSEWHERE)
+    family = METHODS.get(METHODS[name].__module__.rpartition(".")[2], METHODS[name])
+    options = plain_arguments(METHODS[name], _ELSEWHERE) or plain_arguments(family, _ELSEWHERE)
     return {key: option for key, option in options.items() if option.default is not None}
 
 
@@ -124,16 +113,13 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
     A user's own method, `package.module:function:key=value`, is a function
     `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
-    several devices it also gets `mesh`.
-
-    Raises:
-      ConfigError: a name, a module or an argument is unknown.
+    several devices it also gets `mesh`. An unknown name, module or argument is a ConfigError.
     """
     method, options = choose_method("method", config.method)
     culprit, privacy = f"config.method={brief(config.method)}", config.privacy
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
-        options["share"] = _choose_sharing(config.share)
+        options["share"] = _choose_sharing("share", config.share)
     if config.frozen:
         options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
@@ -142,14 +128,12 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         seed = config.seed if privacy.seed is None else privacy.seed
         options["privacy"] = gaussian(privacy.clip, privacy.noise, at=privacy.at, seed=seed)
     if config.data.perturb:
-        make_perturb, arguments = choice_of("data.perturb", config.data.perturb, PERTURBATIONS)
-        named = f"config.data.perturb={brief(config.data.perturb)}"
-        options["perturb"] = call_chosen(named, make_perturb, **arguments)
+        options["perturb"] = _made("data.perturb", config.data.perturb, PERTURBATIONS)
+    if config.optimizer.keep:
+        options["keep_optimizer"] = True
     optimizer = local_optimizer(config)
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
-    if config.optimizer.keep:
-        options["keep_optimizer"] = True
 
     def make(
         model: Any, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
@@ -177,13 +161,15 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             measure = validating(validation_score if by_accuracy else validation_loss)
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
         federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
-        if not isinstance(federated_method, FederatedMethod):
-            raise ConfigError(
-                f"{culprit} gives {type(federated_method).__name__}, not a FederatedMethod"
-            )
         return federated_method
 
     return make
+
+
+def _made(key: str, text: str, table: Table) -> Any:
+    """Returns what the function that a key chooses makes of its options."""
+    make, options = choice_of(key, text, table)
+    return call_chosen(f"config.{key}={brief(text)}", make, **options)
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
@@ -211,11 +197,8 @@ def name_of(method: str) -> str:
 def _choose_frozen(text: str) -> SharingRule:
     """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
     if text.partition(":")[0] in ("at", "all_but"):
-        make, options = choice_of("frozen", text, {"at": _at, "all_but": _all_but})
-        return make(**options)
-    if ":" in text or text in SHARING:
-        return _choose_sharing(text, "frozen")
-    return sharing.at(*names_in(text))
+        return _made("frozen", text, {"at": _at, "all_but": _all_but})
+    return _choose_sharing("frozen", text) if ":" in text or text in _SHARING else _at(text)
 
 
 def _at(paths: str, statistics: bool = True) -> SharingRule:
@@ -226,21 +209,10 @@ def _all_but(paths: str, statistics: bool = True) -> SharingRule:
     return sharing.all_but(*names_in(paths), statistics=statistics)
 
 
-def _choose_sharing(text: str, key: str = "share") -> SharingRule:
+def _choose_sharing(key: str, text: str) -> SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
-    rule, options = choice_of(key, text, SHARING)
-    culprit = f"config.{key}={brief(text)}"
-    if rule in SHARING.values():
-        return rule
-
-    def share(variables: Variables) -> Any:
-        with naming(culprit):
-            mask = rule(variables, **options)
-            if jax.tree.structure(mask) != jax.tree.structure(variables):
-                raise ConfigError(f"{culprit} must give a boolean for each leaf, in the same tree")
-        return mask
-
-    return share
+    rule, options = choice_of(key, text, _SHARING)
+    return partial(rule, **options) if options else rule
 
 
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
@@ -248,18 +220,9 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     # A user's own is a function `(sizes, risks, *, ...) -> weights`, or one without required
     # arguments that returns such a function.
     function, options = choice_of("weigh", text, WEIGHING)
-    culprit = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
-        rule = partial(function, **options) if options else function
-    else:
-        rule = call_chosen(culprit, function, **options)
-    if not isinstance(rule, aggregation.Weighing):
-        with naming(culprit):
-            # Traced for two clients, to see whether each gets a weight; nothing is computed.
-            weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
-            if getattr(weights, "shape", None) != (2,):
-                raise ConfigError(f"{culprit} must give a weight f[K] to each of K clients")
-    return rule
+        return partial(function, **options) if options else function
+    return call_chosen(f"config.weigh={brief(text)}", function, **options)
 
 
 def weighs_by_validation(config: ConfigDict) -> bool:
@@ -281,14 +244,14 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
     """
     if name_of(method) not in METHODS:
         return {}
-    rules = {"share": sharing.everything, "weigh": aggregation.by_size}
-    for key, parameter in inspect.signature(METHODS[name_of(method)]).parameters.items():
-        if key in rules:
-            # Without a default the annotation names the function that makes the rule:
-            # `Annotated[WeighingRule | None, risk_extrapolation]`.
-            rules[key] = parameter.default or parameter.annotation.__metadata__[0]
-    named = {key: rule.__name__ for key, rule in rules.items()}
-    return named | ({"weigh": "uniform"} if private else {})
+    rules = {"share": sharing.everything.__name__, "weigh": aggregation.by_size.__name__}
+    parameters = inspect.signature(METHODS[name_of(method)]).parameters
+    for key in rules.keys() & parameters:
+        # Without a default the annotation names the function that makes the rule:
+        # `Annotated[WeighingRule | None, risk_extrapolation]`.
+        rule = parameters[key].default or parameters[key].annotation.__metadata__[0]
+        rules[key] = rule.__name__
+    return rules | {"weigh": "uniform"} if private else rules
 
 
 def has_own_weighing(method: str) -> bool:
@@ -299,29 +262,22 @@ def has_own_weighing(method: str) -> bool:
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns the clients' optimizer; a schedule or a warm-up changes its rate by round."""
     keys = config.optimizer
-    make = OPTIMIZERS[keys.name]
+    make, warmup = OPTIMIZERS[keys.name], keys.warmup_rounds
     # A constant rate stays a number: the program of a round then does not compute it.
-    if keys.schedule == "constant" and not keys.warmup_rounds:
+    if keys.schedule == "constant" and not warmup:
         optimizer = make(keys, keys.learning_rate)
     else:
-        rate = _learning_rates(keys, config.rounds)
+        full, remaining = keys.learning_rate, max(config.rounds - warmup, 1)
+        rate = _made("optimizer.schedule", keys.schedule, _SCHEDULES)(full, remaining)
+        if warmup:
+            # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which
+            # the schedule begins in the round after them.
+            rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
+            rate = optax.join_schedules([rise, rate], [warmup])
         optimizer = by_round(lambda round: make(keys, rate(round)))
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
     return optimizer
-
-
-def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the round, from 0."""
-    # During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate, with which the
-    # schedule begins in the round after them.
-    warmup, rate = keys.warmup_rounds, keys.learning_rate
-    make, options = choice_of("optimizer.schedule", keys.schedule, _SCHEDULES)
-    schedule = make(**options)(rate, max(rounds - warmup, 1))
-    if not warmup:
-        return schedule
-    rise = optax.linear_schedule(rate / (warmup + 1), rate, warmup)
-    return optax.join_schedules([rise, schedule], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -344,10 +300,8 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
     adaptations = tuple(adaptations)
     if missing := sorted({*adaptations} - {*served_of(config, adaptations)}):
-        raise ConfigError(
-            f"config.adaptations has {brief(missing[0])}, but method={config.method!r} does "
-            f"not train what it needs: {NEEDS[missing[0].partition(':')[0]]}"
-        )
+        need = NEEDS[missing[0].partition(":")[0]]
+        raise ConfigError(f"config.adaptations has {brief(missing[0])}: {need}")
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
@@ -378,8 +332,7 @@ def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> 
     if _is_nnx(type(model)):
         model = models.from_nnx(model)
     elif not isinstance(inspect.unwrap(model), nn.Module):
-        type_name = type(model).__name__
-        raise ConfigError(f"{culprit} gives {type_name}, not a flax.linen.Module or nnx.Module")
+        raise ConfigError(f"{culprit} gives {type(model).__name__}, not a flax.linen or nnx.Module")
     return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
 
@@ -394,20 +347,22 @@ def _is_nnx(kind: type) -> bool:
 def choose_task(
     text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
 ) -> Task:
-    """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
+    """Returns the task of the labels; a ConfigError if `config.model`, `text`, is made for others.
 
-    `text` is `config.model`, which made the model of the `internal` clients; `images` f[B, ...] are
-    such as it reads. A model for other labels is a ConfigError.
+    `images` f[B, ...] are such as the model reads.
     """
     kind = _kind_of(internal)
     if kind != _made_for(text, model, images, internal.num_classes):
-        raise ConfigError(
-            f"config.model={brief(text)} does not suit {internal.name}, whose images have "
-            f"{_LABELS[kind]} each: choose {_SUITABLE[kind]}"
-        )
+        raise _unsuited(f"config.model={brief(text)}", internal, _SUITABLE[kind])
     if kind == BOXES:
         return detection(model.anchors, recipe=recipe)
     return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
+
+
+def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:
+    labels = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}[_kind_of(data)]
+    images = f"{data.name}, whose images have {labels} each"
+    return ConfigError(f"{choice} does not suit {images}: choose {remedy}")
 
 
 def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
@@ -433,38 +388,23 @@ def _kind_of(data: Dataset) -> str:
     return MASK if has_masks(labels) else BOXES if has_boxes(labels) else _CLASS
 
 
-def _none(size: int) -> None:
+def _none() -> None:
     """Leaves the images as they are."""
-    del size
 
 
-def _office(size: int) -> augment.Augment:
-    """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
-    del size
-    return augment.office()
-
-
-def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
-    """Applies random operations to each image (RandAugment)."""
-    del size
-    return augment.randaug(ops, magnitude)
-
-
-# `make(size, ...) -> augment`, with the side of the images that the model reads
-AUGMENTATIONS = {
-    "none": _none,
-    "domainbed": augment.domainbed,
-    "office": _office,
-    "randaug": _randaug,
-    "boxes": label_augment.of_boxes,
-    "masks": label_augment.of_masks,
+# `make(...) -> augment`, or `make(size, ...)` with the side of the images that the model reads
+AUGMENTATIONS: dict[str, Callable[..., Any]] = {
+    **{make.__name__: make for make in (augment.domainbed, augment.office, augment.randaug)},
+    **{"none": _none, "boxes": of_boxes, "masks": of_masks},
 }
 
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
     make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
-    return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
+    if "size" in inspect.signature(make).parameters:
+        options["size"] = size
+    return call_chosen(f"config.data.augment={brief(text)}", make, **options)
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:
@@ -473,16 +413,14 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     if change is None:
         return look_up
     moved = change.moves if isinstance(change, augment.LabelAugment) else _CLASS
-    if moved != (kind := _kind_of(internal)):
-        remedy = {_CLASS: "another", BOXES: "boxes", MASK: "masks"}[kind]
-        raise ConfigError(
-            f"config.data.augment={brief(text)} does not suit {internal.name}, whose images have "
-            f"{_LABELS[kind]} each: choose {remedy}, or none"
-        )
+    if moved != _kind_of(internal):
+        remedy = "none, boxes for boxes, or masks for masks"
+        raise _unsuited(f"config.data.augment={brief(text)}", internal, remedy)
 
-    def changed(key: jax.Array, batch: Batch) -> Batch:
-        if moved:
+    def load(source: Any, batch: Batch, key: jax.Array) -> Batch:
+        batch = look_up(source, batch, key)
+        if isinstance(change, augment.LabelAugment):
             return change.change(key, batch)
         return batch | {"image": change(key, batch["image"])}
 
-    return lambda source, batch, key: changed(key, look_up(source, batch, key))
+    return load

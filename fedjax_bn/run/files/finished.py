@@ -7,7 +7,6 @@ may come from anybody: code that only it names is not imported (`recorded_code`)
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.machinery import PathFinder
@@ -24,8 +23,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.config import check
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
@@ -41,15 +40,12 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 def read_about(folder: Path) -> Record:
     """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
-    if not (folder / "config.json").exists():
-        # `target=each` leaves a folder of workdirs.
-        inside = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.json")))
-        hint = f", but {inside} in it do" if inside else ""
-        raise WorkdirError(f"{folder} holds no run{hint}: give the workdir of a finished run")
-    if not (folder / "summary.json").exists():
-        raise WorkdirError(
-            f"{folder} holds a run that has not finished: give the command that started it again"
-        )
+    for name, state in (
+        ("config", "holds no run"),
+        ("summary", "holds a run that has not finished"),
+    ):
+        if not (folder / f"{name}.json").exists():
+            raise WorkdirError(f"{folder} {state}: give the workdir of a finished run")
     return workdir.read_json(folder / "config.json", FINISHED)
 
 
@@ -89,14 +85,12 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
         variables = run.variables("blueprint")
 
     Images have the stored form of the training images: `run.method.learned.prepare` standardizes
-    them with the run's constants.
-
-    With `trust`, code that the workdir names, such as a model of one's own, is imported, also from
-    the folder where the run was started; without it only from folders on `PYTHONPATH`.
+    them with the run's constants. With `trust`, code that the workdir names, such as a model of
+    one's own, is imported, also from the folder where the run was started; without it only from
+    folders on `PYTHONPATH`.
 
     Raises:
-      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
-        finished run, or a damaged one.
+      WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
       ValueError: the run names code that is not trusted, or something that does not exist.
     """
     folder = Path(folder)
@@ -130,13 +124,11 @@ def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, i
 
     `like` has its form. Without a checkpoint, or of another model, there is a CheckpointError.
     """
-    for name in ("selected", "latest"):
-        checkpoints = folder / "checkpoints" / name
-        if not checkpoints.is_dir():
-            continue
-        with checkpoint.open_folder(checkpoints, keep=2) as manager:
-            if steps := checkpoint.steps(manager):
-                return checkpoint.restore(manager, like), steps[-1]
+    for checkpoints in (folder / "checkpoints" / name for name in ("selected", "latest")):
+        if checkpoints.is_dir():
+            with checkpoint.open_folder(checkpoints, keep=2) as manager:
+                if steps := checkpoint.steps(manager):
+                    return checkpoint.restore(manager, like), steps[-1]
     raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
 
 
@@ -170,12 +162,9 @@ def recorded_code(
 ) -> AbstractContextManager[None]:
     """Returns a context in which a run's own configuration imports only what its user allows.
 
-    The user allows the names that they have typed, and modules in a folder of `sys.path` that is
-    not Python's, this package's, or one of installed packages. The current folder counts only if
-    PYTHONPATH has it as an absolute path.
-
-    `typed` are values of keys that the user has given. With `trust` everything is allowed, and
-    modules where the run was started are found too.
+    The user allows the names in `typed`, the values of keys that they have given, and modules of
+    folders on PYTHONPATH. With `trust` everything is allowed, and modules where the run was started
+    are found too.
     """
     place = _started_in(about)
     if trust:
@@ -183,16 +172,13 @@ def recorded_code(
         return nullcontext()
     typed_names = {name for value in typed for name in _names(value)}
     started = f" (the run was started in {place})" if place else ""
-
-    def reason_to_refuse(name: str) -> str:
-        if name in typed_names or _on_users_path(name.partition(":")[0]):
-            return ""
-        return (
-            f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
-            "--trust, or put its folder on PYTHONPATH"
-        )
-
-    return imports_refused(reason_to_refuse)
+    refusal = (
+        f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
+        "--trust, or put its folder on PYTHONPATH"
+    )
+    return imports_refused(
+        lambda name: "" if name in typed_names or _on_users_path(name) else refusal
+    )
 
 
 def _started_in(about: Record) -> Path | None:
@@ -209,24 +195,14 @@ def _names(value: Any) -> set[str]:
     return {":".join(word[:2]) for word in words if len(word) > 1}
 
 
-def _on_users_path(module: str) -> bool:
-    """Returns whether Python would find a module in a folder that the user has put on its path."""
-    package, *submodules = module.split(".")
-    for entry in sys.path:
-        spec = PathFinder.find_spec(package, [entry])
-        if spec and spec.origin:  # any folder is found as a namespace package, without an origin
-            break
-    else:
+def _on_users_path(name: str) -> bool:
+    """Returns whether `module:name` is of a user's own module, from a folder on PYTHONPATH."""
+    spec = PathFinder.find_spec(re.split(r"[.:]", name)[0])
+    if not (spec and spec.origin):  # any folder is found as a namespace package, without an origin
         return False
-    for name in submodules:
-        spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
-        if not (spec and spec.origin):
-            return False
-    # An entry that is Python's, ours or the current folder was not put there by the user.
-    place = Path(entry or ".").resolve()
-    if place == Path.cwd().resolve():  # which may be the folder that somebody has sent
-        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        return entry in path and Path(entry).is_absolute()
-    python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
-    inside = any(place.is_relative_to(Path(path).resolve()) for path in python)
-    return not (inside or place == _PACKAGE or _INSTALLED & set(place.parts))
+    module = Path(spec.origin).resolve()
+    place = module.parents[1] if spec.submodule_search_locations else module.parent
+    # A relative entry may be the current folder, which somebody may have sent.
+    entries = map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    users_own = {entry.resolve() for entry in entries if entry.is_absolute()} - {_PACKAGE}
+    return place in users_own and _INSTALLED.isdisjoint(place.parts)

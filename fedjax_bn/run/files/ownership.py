@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.training import workdir
@@ -15,19 +15,11 @@ from fedjax_bn.training.workdir import CLAIM, RANDOM, Record
 
 LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
-# These keys do not change results: where data and compiled programs are kept, which images are too
-# large, what is written in addition, and the devices, except for the order of sums
-# (`workdir.difference`).
+# These keys do not change results: where data and compiled programs are kept, what is written in
+# addition, and the devices, except for the order of sums (`workdir.difference`).
 _MAY_DIFFER = {
-    "compilation_cache",
-    "data.cache",
-    "data.device_megabytes",
-    "data.max_megapixels",
-    "mesh.batch",
-    "mesh.clients",
-    "predictions",
-    "profile",
-    "rounds",  # see `check_claim`
+    *("compilation_cache", "data.cache", "data.device_megabytes", "mesh.batch", "mesh.clients"),
+    *("predictions", "profile", "rounds"),  # of rounds see `claim`
 }
 
 
@@ -35,10 +27,8 @@ _MAY_DIFFER = {
 def owned(folder: Path, wait: bool = False) -> Iterator[None]:
     """Makes this process the owner of a folder, which is made if it is missing.
 
-    With `wait`, another owner has `PATIENCE` seconds to end.
-
-    Raises:
-      WorkdirError: another process owns the folder, or it cannot be written to.
+    With `wait`, another owner has `PATIENCE` seconds to end. A folder that another process owns,
+    or that cannot be written to, is a WorkdirError.
     """
     # The lock is the kernel's (flock): it ends with the process, however the process ends, and
     # holds between hosts on NFS. If a file system has no flock, filelock uses a file, which stays
@@ -49,10 +39,9 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             lock.acquire(poll_interval=0.02)
         except Timeout as error:
-            soft = f" (or, if it is gone, delete {folder / LOCK})"
             raise WorkdirError(
-                f"{folder} is in use by {_name(folder)}, which writes there: wait until it has "
-                f"ended{soft if isinstance(lock, SoftFileLock) else ''}, or give another --workdir"
+                f"{folder} is in use by {_name(folder)}: wait until it has ended, or give another "
+                f"--workdir (without flock, delete {folder / LOCK} after a kill)"
             ) from error
     try:
         workdir.write_json(folder / OWNER, {"host": socket.gethostname(), "pid": os.getpid()})
@@ -82,84 +71,68 @@ def _name(folder: Path) -> str:
         return "another process"
 
 
-def claim(folder: Path, config: Record, about: Record, follows: str = "") -> str:
+def claim(
+    folder: Path, config: Record, about: Record, follows: str = "", write: bool = True
+) -> None:
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
-    Arguments and errors are those of `check_claim`; `about` is recorded at the first start.
-    Returns a message on the difference from a run that had this number of rounds at first, or "".
+    Args:
+      config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
+      about: versions, devices and data, see `_differences`; recorded at the first start.
+      follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
+      write: whether to write; else the folder is only checked.
+
+    A folder of another run, or with files that are not from a run, is a WorkdirError.
     """
-    check_claim(folder, config, about, follows)
-    path = folder / "config.json"
+    path, lines = folder / "config.json", folder / "metrics.jsonl"
     if not path.exists():
-        workdir.write_json(path, {"config": config, **about})
-        return ""
+        # A run that was killed before it wrote its config.json leaves only hidden files.
+        files = [file for file in folder.glob("*") if file.name[0] != "."]
+        if files or (folder.exists() and not folder.is_dir()):
+            raise WorkdirError(
+                f"{folder} holds no run, but is not an empty or new folder: give one by --workdir"
+            )
+        if write:
+            workdir.write_json(path, {"config": config, **about})
+        return
     recorded = workdir.read_json(path, CLAIM)
+    record = json.loads(json.dumps({"config": config, **about}))  # tuples are lists there
     was, rounds = recorded["config"].get("rounds"), config["rounds"]
-    if was == rounds:
-        return ""
+    rounds_played = workdir.rounds_recorded(lines)
+    problem = ""
+    if differences := _differences(recorded, record):
+        problem = (
+            f"belongs to a run of another configuration; these differ: {', '.join(differences)}. "
+            "Give another --workdir, or the old values to continue"
+        )
+    elif was != rounds and follows:
+        problem = (
+            f"belongs to a run of {was} rounds, and {follows} follows from that number: give "
+            f"rounds={was}, or another --workdir, or start_from={folder} when it has finished"
+        )
+    elif was != rounds and (
+        rounds < rounds_played
+        # The last round of a run is always evaluated.
+        or (rounds == rounds_played and "accuracy" not in workdir.read_lines(lines, rounds)[-1])
+    ):
+        problem = f"has made {rounds_played} rounds already: give more than rounds={rounds}"
+    if problem:
+        raise WorkdirError(f"{folder} {problem}")
+    if not write or was == rounds:
+        return
     promised = {name: about[name] for name in ("privacy",) if name in about}
     # The profiled round of an earlier start may be above the new number of rounds.
     changed = {"rounds": rounds, "profile": config["profile"]}
     workdir.write_json(path, {**recorded, **promised, "config": {**recorded["config"], **changed}})
     (folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
-    if workdir.rounds_recorded(folder / "metrics.jsonl") < was or not was % config["eval_every"]:
-        return ""
-    return (
-        f"round {was} was evaluated because it was the last one, which a run that was given "
-        f"{rounds} rounds at once would not do (eval_every={config['eval_every']}): the model "
-        "is the same, but another round may be selected"
-    )
-
-
-def check_claim(folder: Path, config: Record, about: Record, follows: str = "") -> None:
-    """Checks that a folder is or can become the workdir of a configuration; writes nothing.
-
-    Args:
-      config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
-      about: versions, devices and data, see `_differences`.
-      follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
-
-    A folder of another run, or with files that are not from a run, is a WorkdirError.
-    """
-    if not (folder / "config.json").exists():
-        # A run that was killed before it wrote its config.json leaves only hidden files.
-        files = [path for path in folder.glob("*") if path.name[0] != "."]
-        if files or (folder.exists() and not folder.is_dir()):
-            raise WorkdirError(
-                f"{folder} holds no run, but is not an empty or new folder: give one by --workdir"
-            )
-        return
-    earlier = workdir.read_json(folder / "config.json", CLAIM)
-    record = json.loads(json.dumps({"config": config, **about}))  # tuples are lists there
-    if differences := _differences(earlier, record):
-        raise WorkdirError(
-            f"{folder} belongs to a run of another configuration; these differ: "
-            f"{', '.join(differences)}. Give another --workdir, or the old values to continue"
-        )
-    was, rounds = earlier["config"].get("rounds"), config["rounds"]
-    if was == rounds:
-        return
-    if follows:
-        raise WorkdirError(
-            f"{folder} belongs to a run of {was} rounds, and {follows} follows from that number: "
-            f"give rounds={was}, or another --workdir, or start_from={folder} when it has finished"
-        )
-    path = folder / "metrics.jsonl"
-    rounds_played = workdir.rounds_recorded(path)
-    # The last round of a run is always evaluated.
-    ends = rounds == rounds_played and "accuracy" in workdir.read_lines(path, rounds)[-1]
-    if rounds <= rounds_played and not ends:
-        raise WorkdirError(
-            f"{folder} has made {rounds_played} rounds already: give more than rounds={rounds}, or "
-            "another --workdir"
-        )
 
 
 def _differences(earlier: Record, record: Record) -> list[str]:
     """Returns what differs between two starts that must be equal, in words."""
     pairs = {key: (earlier["config"].get(key), value) for key, value in record["config"].items()}
-    options, options_now = _random_options(earlier), _random_options(record)
-    pairs |= {f"JAX_{k.upper()}": (options[k], options_now.get(k)) for k in options if options_now}
+    # What Flower has served has no options.
+    there, here = (about.get("machine", {}).get("options", {}) for about in (earlier, record))
+    pairs |= {f"JAX_{k.upper()}": (there[k], here[k]) for k in RANDOM if k in there and k in here}
     differences = [
         f"{key} ({before!r} there, {now!r} now)"
         for key, (before, now) in pairs.items()
@@ -170,9 +143,3 @@ def _differences(earlier: Record, record: Record) -> list[str]:
     if earlier.get("start_from") != record.get("start_from"):
         differences.append("the model that start_from names (its hash)")
     return differences
-
-
-def _random_options(about: Record) -> Record:
-    """Returns what a config.json has of JAX's options for random numbers, name -> value."""
-    options = about.get("machine", {}).get("options", {})  # what Flower has served has none
-    return {name: options[name] for name in RANDOM if name in options}

@@ -11,7 +11,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS, choose_task
 from fedjax_bn.run.finished_run import Request
