@@ -59,22 +59,15 @@ def run(
     resize: bool = False,
     trust: bool = False,
 ) -> None:
-    """Predicts and writes the CSV, or the masks.
+    """Predicts and writes the CSV, or the masks; arguments are the flags of the command.
 
-    Args:
-      model: a folder that `serve` wrote.
-      data: an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
-        image files from the standard input, one a line; each is answered before the next is read.
-        For a model of slices, a NIfTI volume or a folder of them.
-      adapt: the adaptation; empty: the first one served.
-      out: the file to write; empty: the standard output. For masks: a new folder.
-      resize: whether u8 images of another size in an archive are stretched to the model's; masks
-        have the size of the archive's images.
-      trust: whether to run the compiled program of a model or adaptation of one's own.
+    `data` is an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
+    image files from the standard input, one a line; each is answered before the next is read. For a
+    model of slices, it is a NIfTI volume or a folder of them. With `resize`, u8 images of another
+    size in an archive are stretched to the model's, and masks have the size of the images.
 
-    Raises:
-      ConfigError: the model, the images or the adaptation cannot be used, or the output cannot be
-        written.
+    A model, data or an adaptation that cannot be used, or an `out` that cannot be written, is a
+    ConfigError.
     """
     try:
         about, load_model = read_about(Path(model)), partial(load, model, adapt, trust=trust)

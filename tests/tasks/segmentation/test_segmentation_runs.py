@@ -31,22 +31,6 @@ def config(monkeypatch):
     return changed
 
 
-def pictures_of(folder):
-    """The tags of pictures in a run's events."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    tags = []
-    for path in sorted((folder / "events").iterdir()):
-        data, start = path.read_bytes(), 0
-        while start < len(data):
-            length = int.from_bytes(data[start : start + 8], "little")
-            event = Event.FromString(data[start + 12 : start + 12 + length])
-            start += 16 + length
-            values = event.summary.value if event.HasField("summary") else ()
-            tags += [(event.step, one.tag) for one in values if one.HasField("image")]
-    return tags
-
-
 @pytest.mark.slow
 def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
     summary = train.run(config, tmp_path, say=lambda text: None)
