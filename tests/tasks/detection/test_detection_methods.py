@@ -129,13 +129,6 @@ def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
     assert_close(ours, global_variables(fedavg_rounds()[0]), rtol=1e-9, atol=1e-12)
 
 
-def test_rea_of_fedcd_weighs_by_the_detectors_losses(x64):
-    _, metrics = run_rounds(make("fedcd", eta=0.5), start(), detector_batches(), 1)
-    inverse = 1 / np.asarray(metrics["risk"])
-    score = 0.5 * inverse / inverse.sum() + np.array([6, 5]) / 11
-    np.testing.assert_allclose(metrics["weights"], np.exp(score) / np.exp(score).sum(), rtol=1e-12)
-
-
 def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():
     variables, batches = in_float32()
     images = batches["image"][0, 0]
