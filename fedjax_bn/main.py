@@ -192,9 +192,10 @@ def _serve(options: argparse.Namespace, changes: Changes) -> None:
 
 def _predict(options: argparse.Namespace, _: Changes) -> None:
     """Writes the probabilities, or the masks, that a served model predicts."""
-    from fedjax_bn.serving.predict import Request, run
+    from fedjax_bn.serving.predict import run
 
-    run(Request(*(getattr(options, name) for name in Request._fields)))
+    names = ("model", "data", "adapt", "out", "resize", "trust")
+    run(**{name: getattr(options, name) for name in names})
 
 
 def _report(options: argparse.Namespace, _: Changes) -> None:

@@ -17,7 +17,6 @@ from fedjax_bn.engine.weighing import in_dtypes_of, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.members import Accepted
 from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation, prepare
 from fedjax_bn.run.experiment.method import local_epochs
@@ -67,10 +66,10 @@ class Host:
         the round: all 0 if no client counts. A server's step that is not finite is dropped.
     """
 
-    def __init__(self, config: ConfigDict, run: Run, order: Order, form: str) -> None:
+    def __init__(self, config: ConfigDict, order: Order, form: str) -> None:
         """Raises ConfigError if the configuration is wrong or does not suit the clients' number."""
-        self.config, self.run, self.order, self.form = config, run, order, form
-        epochs, count = local_epochs(config), run.clients
+        self.config, self.order, self.form = config, order, form
+        epochs, count = local_epochs(config), order.population
         if len(epochs) not in (1, count) or config.clients_per_round > count:
             raise ConfigError(
                 f"the run config has {count} clients, config.client_epochs {len(epochs)} numbers "
@@ -99,20 +98,18 @@ class Host:
             # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
             weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
             personal_row = jax.tree.map(lambda leaf: leaf[0], state.personal)
-            served = sent_personal(personal_row) if run.serve_unseen else ()
+            served = sent_personal(personal_row) if order.serve_unseen else ()
             state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
             return Kept(state, served, jnp.zeros(count, jnp.int32))
 
         self.start, self.task, method = start, experiment.task, experiment.method
         like = jax.eval_shape(make_alone)
-        personal_part = jax.eval_shape(lambda state: own_of(state, 0), like)
+        own = jax.eval_shape(lambda state: own_of(state, 0), like)
         batches = batches_of_one(experiment)
         batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
         key = jax.eval_shape(jax.random.key, 0)
-        self.personal = sent_personal(personal_part.personal) if run.serve_unseen else ()
-        _, self.upload = jax.eval_shape(
-            method.client, broadcast_of(like), personal_part, batches, key
-        )
+        self.personal = sent_personal(own.personal) if order.serve_unseen else ()
+        _, self.upload = jax.eval_shape(method.client, broadcast_of(like), own, batches, key)
         bytes_sent = traffic(method, like, batches)
         self.notes = (
             *experiment.notes,
@@ -175,9 +172,6 @@ def by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Fi
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
-    def add(total: dict[int, Accepted] | None, accepted: Accepted) -> dict[int, Accepted]:
-        return (total or {}) | {int(accepted.upload.client): accepted}
-
     def step(
         server: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
     ) -> tuple[Kept, jax.Array, jax.Array]:
@@ -188,7 +182,7 @@ def by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Fi
             parts.append((accepted.upload, accepted.personal))
         return end(server, *jax.tree.map(_stacked, *parts))
 
-    return add, step
+    return lambda total, accepted: (total or {}) | {int(accepted.upload.client): accepted}, step
 
 
 def _weighed(

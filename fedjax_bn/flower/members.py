@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +33,14 @@ from flwr.serverapp import Grid
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import short
+from fedjax_bn.data.domain import form_of
+from fedjax_bn.data.label_trees import is_of_masks
+from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Hello, MisfitError, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.run.files.finished import impossible
+from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.state import Upload
 from fedjax_bn.training import workdir
 from fedjax_bn.training.workdir import Record
@@ -46,7 +49,7 @@ PyTree = Any
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
 _MOST_FORM = 2**20  # characters of a form of samples
-_MOST_CLASSES = 2**16  # three times as many as ImageNet-21k has
+_MOST_COUNT = 2**16  # of classes, three times as many as ImageNet-21k has, and of boxes
 _MOST_REFUSED = 20  # refusals in the record of a round
 _REASON = 500  # characters of a reason in logs and records
 _MOST_LOSS = 1e6
@@ -55,33 +58,128 @@ _FILE = "clients.json"
 
 
 class _Member(NamedTuple):
-    """A client that has presented itself: the current number of its node, and its `Hello`."""
-
-    node: int
+    node: int  # the current number of its node
     hello: Hello
 
 
-class Met(NamedTuple):
-    """The clients that the server has met."""
+class Members:
+    """The clients that the server has met, by their numbers.
 
-    members: Mapping[int, _Member] = {}  # client -> member, for clients that are connected
-    # node that was refused or asked again -> the time from `time.monotonic` at which it may be
-    # asked the next time
-    again: Mapping[int, float] = {}
-    # client -> the size that it reported last, also for clients that have gone
-    sizes: Mapping[int, int] = {}
-    names: Mapping[int, str] = {}  # client -> its name in the records, which stays
-    # client -> the fingerprint of the key to which its number is bound
-    keys: Mapping[int, str] = {}
-    # node, with the fingerprint of its key -> why it was refused since the last record
-    refused: Mapping[str, str] = {}
-    # nodes of members that answered otherwise than they had presented themselves; `meet` asks them
-    # again
-    misfits: Set[int] = frozenset()
+    Attributes:
+      grid: Flower's Grid, which has their nodes.
+      run: the run config.
+      connected: those that are connected, with node and `Hello`.
+      sizes: the sizes that they reported last, also of clients that have gone.
+      keys: the fingerprints of the keys to which their numbers are bound.
+      refused: node, with the fingerprint of its key -> why it was refused since the last record.
+      misfits: nodes of members that answered otherwise than they had presented themselves; `meet`
+        asks them again.
+    """
+
+    def __init__(self, grid: Grid, run: Run, place: Path) -> None:
+        """Reads names, bindings and sizes in a server's workdir; there are none in a new one.
+
+        Raises WorkdirError if the file is damaged, or missing although rounds were played.
+        """
+        self.grid, self.run, self._path = grid, run, place / _FILE
+        self.connected: dict[int, _Member] = {}
+        self.refused: dict[str, str] = {}
+        self.misfits: set[int] = set()
+        # node that was refused or asked again -> the time from `time.monotonic` at which it may be
+        # asked the next time
+        self._again: dict[int, float] = {}
+        content: Record = {}
+        if self._path.exists() or workdir.rounds_recorded(place / "metrics.jsonl"):
+            content = workdir.read_json(self._path)
+        try:
+            entries = {k: content[str(k)] for k in range(run.clients) if str(k) in content}
+            self._names = {k: entry["name"] for k, entry in entries.items()}
+            self.keys = {k: entry["key"] for k, entry in entries.items() if entry["key"]}
+            self.sizes = {k: entry["size"] for k, entry in entries.items() if "size" in entry}
+        except (KeyError, TypeError) as error:
+            raise WorkdirError(
+                f"{self._path} has a client without its name or key ({error}): give back that file "
+                "as it was, or begin a new federation in another workdir"
+            ) from error
+        self.keys |= run.listed_keys()
 
     def name(self, client: int) -> str:
         """Returns the name of a client in the records."""
-        return self.names.get(client, f"client-{client}")
+        return self._names.get(client, f"client-{client}")
+
+    def save(self) -> None:
+        """Writes names, bindings and sizes of all clients; from now on the names stay."""
+        self._names = {k: self.name(k) for k in range(self.run.clients)}
+        content = {
+            str(k): {"name": name, "key": self.keys.get(k, "")} for k, name in self._names.items()
+        }
+        for k, size in self.sizes.items():
+            content[str(k)]["size"] = size
+        if not self._path.exists() or workdir.read_json(self._path) != content:
+            workdir.write_json(self._path, content)
+
+    def meet(self, order: Order) -> None:
+        """Asks new nodes to present themselves, and forgets members whose node has gone.
+
+        If a node's answer cannot be used, if its number is bound to another key, or if another node
+        is the same client, the log and `refused` name the node, and it is asked again after a
+        minute or, if it did not answer, after ten times the time limit. Misfits are asked like new
+        nodes, but not twice within ten times the time limit.
+        """
+        prints = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
+        self._again = {node: at for node, at in self._again.items() if at > time.monotonic()}
+        misfits, self.misfits = self.misfits - self._again.keys(), set()
+        self.connected = {
+            k: member
+            for k, member in self.connected.items()
+            if member.node in prints.keys() - misfits
+        }
+        met_nodes = {member.node for member in self.connected.values()}
+        questions = {
+            node: messages.packed(order)
+            for node in sorted(prints.keys() - met_nodes - self._again.keys())
+        }
+        kind, seconds = MessageType.QUERY, self.run.time_limit
+        replies = messages.exchange(self.grid, questions, kind, seconds, lambda node, reply: reply)
+        for node, reply in replies.items():
+            # A misfit stays a member for so long, whatever it answers.
+            pause = _SHARE * seconds if node in misfits else 0.0
+            try:
+                self._admit(node, prints[node], reply, order)
+            except ValueError as error:
+                reason = short(str(error), _REASON)
+                log(WARNING, "node %s is left out: %s", node, reason)
+                if len(self.refused) < _MOST_REFUSED:
+                    self.refused[f"node {node} {prints[node]}".strip()] = reason
+                pause = max(_AGAIN, 0 if reply else _SHARE * seconds)
+            if pause:
+                self._again[node] = time.monotonic() + pause
+        self.connected = dict(sorted(self.connected.items()))
+
+    def _admit(self, node: int, key: str, reply: Reply, order: Order) -> None:
+        """Makes a node that presents itself a member; raises ValueError if it cannot be."""
+        client, hello = _presented(reply, order, self.run.size_bound)
+        if self.run.client_keys != "any":
+            clients_of_key = [k for k, bound in self.keys.items() if key and bound == key]
+            if self.keys.get(client, key) != key or {*clients_of_key} - {client}:
+                raise ValueError(
+                    f"it presents itself as client {client}, which is bound to "
+                    f"{self.keys.get(client)}, with {key or 'no key'}, which is bound to clients "
+                    f"{clients_of_key}: see client-keys in the run config"
+                )
+        if client in self.connected:
+            raise ValueError(f"it presents itself as client {client}, which is there already")
+        self.connected[client], self.sizes[client] = _Member(node, hello), hello.size
+        if self.run.client_keys != "any" and key:
+            self.keys[client] = key
+        if client not in self._names:
+            # Records have an entry for each name and one for "mean", so names must be unique.
+            taken_names = {"mean", *self._names.values()}
+            taken_names |= {f"client-{k}" for k in range(order.population) if k != client}
+            name = short(hello.name[:200], 80) or f"client-{client}"
+            while name in taken_names:
+                name += f"-{client}"
+            self._names[client] = name
 
 
 class Accepted(NamedTuple):
@@ -90,82 +188,6 @@ class Accepted(NamedTuple):
     upload: Upload  # the client's upload
     personal: PyTree  # the personal leaves that were sent too; () for none
     norm: float  # the norm of the client's update
-
-
-def read_clients(place: Path, clients: int) -> Met:
-    """Returns the names, bindings and sizes in a server's workdir; none in a new workdir.
-
-    Raises WorkdirError if the file is damaged, or missing although rounds were played.
-    """
-    path = place / _FILE
-    if not path.exists() and not workdir.rounds_recorded(place / "metrics.jsonl"):
-        return Met()
-    content = workdir.read_json(path)
-    try:
-        entries = {k: content[str(k)] for k in range(clients) if str(k) in content}
-        keys = {k: entry["key"] for k, entry in entries.items() if entry["key"]}
-        sizes = {k: entry["size"] for k, entry in entries.items() if "size" in entry}
-        return Met(sizes=sizes, names={k: entry["name"] for k, entry in entries.items()}, keys=keys)
-    except (KeyError, TypeError) as error:
-        raise WorkdirError(
-            f"{path} has a client without its name or key ({error}): give back that file as it "
-            "was, or begin a new federation in another workdir"
-        ) from error
-
-
-def write_clients(place: Path, met: Met, clients: int) -> Met:
-    """Writes names, bindings and sizes of all clients, and returns `met` with names that stay."""
-    names = {k: met.name(k) for k in range(clients)}
-    content = {str(k): {"name": names[k], "key": met.keys.get(k, "")} for k in names}
-    for k, size in met.sizes.items():
-        content[str(k)]["size"] = size
-    path = place / _FILE
-    if not path.exists() or workdir.read_json(path) != content:
-        workdir.write_json(path, content)
-    return met._replace(names=names)
-
-
-def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
-    """Asks new nodes to present themselves; returns the clients that are connected now.
-
-    If a node's answer cannot be used, if its number is bound to another key, or if another node is
-    the same client, the log and `Met.refused` name the node, and it is asked again after a minute
-    or, if it did not answer, after ten times the time limit. Members whose node has gone are left
-    out, and misfits are asked like new nodes, but not twice within ten times the time limit.
-    """
-    prints = {node.node_id: _fingerprint(node.public_key) for node in grid.get_nodes()}
-    again = {node: at for node, at in met.again.items() if at > time.monotonic()}
-    misfits = met.misfits - again.keys()
-    trusted_nodes = prints.keys() - misfits
-    members = {k: member for k, member in met.members.items() if member.node in trusted_nodes}
-    unmet_nodes = prints.keys() - {member.node for member in members.values()} - again.keys()
-    questions = {node: messages.packed(order) for node in sorted(unmet_nodes)}
-    kind, seconds = MessageType.QUERY, run.time_limit
-    replies = messages.exchange(grid, questions, kind, seconds, lambda node, reply: reply)
-    keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
-    for node, reply in replies.items():
-        try:
-            client, hello = _presented(reply, order, run.size_bound)
-            if run.client_keys != "any":
-                _check_key(client, prints[node], keys)
-            if client in members:
-                raise ValueError(f"it presents itself as client {client}, which is there already")
-        except ValueError as error:
-            reason = short(str(error), _REASON)
-            log(WARNING, "node %s is left out: %s", node, reason)
-            if len(refused) < _MOST_REFUSED:
-                refused[f"node {node} {prints[node]}".strip()] = reason
-            pause = max(_AGAIN, 0 if reply else _SHARE * seconds)
-            again[node] = time.monotonic() + pause
-            continue
-        if node in misfits:  # it stays a member for so long, whatever it answers
-            again[node] = time.monotonic() + _SHARE * seconds
-        members[client] = _Member(node, hello)
-        if run.client_keys != "any" and prints[node]:
-            keys[client] = prints[node]
-        names.setdefault(client, _name(client, hello.name, names, order.population))
-    sizes = {**met.sizes, **{k: member.hello.size for k, member in members.items()}}
-    return Met(dict(sorted(members.items())), again, sizes, names, keys, refused)
 
 
 def _fingerprint(key: bytes) -> str:
@@ -181,29 +203,6 @@ def _fingerprint(key: bytes) -> str:
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
-    """Raises ValueError if a number is bound to another key, or the key to another number."""
-    owner = keys.get(client, key)
-    clients_of_key = [k for k, bound in keys.items() if key and bound == key and k != client]
-    if owner != key or clients_of_key:
-        raise ValueError(
-            f"it presents itself as client {client}, which is bound to {keys.get(client)}, with "
-            f"{key or 'no key'}, which is bound to clients {clients_of_key}: see client-keys in "
-            "the run config"
-        )
-
-
-def _name(client: int, reported_name: str, names: Mapping[int, str], population: int) -> str:
-    """Returns a name for the records that no other client has."""
-    # Records have an entry for each name and one for "mean", so names must be unique.
-    taken_names = {name for k, name in names.items() if k != client} | {"mean"}
-    taken_names |= {f"client-{k}" for k in range(population) if k != client}
-    name = short(reported_name[:200], 80) or f"client-{client}"
-    while name in taken_names:
-        name += f"-{client}"
-    return name
-
-
 def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
     content = content_of(reply, order, None)
@@ -216,39 +215,31 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
             "size-bound in the run config"
         )
     try:
-        text = hello.form if len(hello.form) <= _MOST_FORM else ""
-        form = json.loads(text) | {"dataset": "federation", "clients": ["one"]}
-        bad_entry = _wrong_entry(form) or impossible(form)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
-    if bad_entry or form["num_classes"] > _MOST_CLASSES:
-        raise ValueError(
-            f"no samples have the form that it gives for its own ({bad_entry or 'num_classes'})"
-        )
+        is_form = len(hello.form) <= _MOST_FORM and _is_form(json.loads(hello.form))
+    except Exception:  # the client chooses the text, and with it the error
+        is_form = False
+    if not is_form:
+        raise ValueError(f"no samples have the form that it gives for its own: {hello.form:.80}")
     return client, hello
 
 
-def _wrong_entry(form: Record) -> str:
-    """Returns the entry of a client's form of samples that has another type than its own, or ""."""
-
-    # A client chooses this form, so nothing of it is used before it is checked.
-    def is_count(value: Any) -> bool:
-        return type(value) is int and 0 < value < 2**31
-
-    def is_number(value: Any) -> bool:
-        return type(value) is float or (type(value) is int and abs(value) < 2**63)
-
-    def is_text(value: Any) -> bool:
-        return isinstance(value, str)
-
-    lists = {"shape": is_count, "mean": is_number, "std": is_number}
-    lists |= {name: is_text for name in ("classes", "masks") if name in form}
-    singles = {"num_classes": is_count, "dtype": is_text}
-    singles |= {"boxes": is_count} if "boxes" in form else {}
-    for name, holds in lists.items():
-        if not (isinstance(form.get(name), list) and all(map(holds, form[name]))):
-            return name
-    return next((name for name, holds in singles.items() if not holds(form.get(name))), "")
+def _is_form(form: Record) -> bool:
+    """Returns whether `form_of` writes this form, without names, of some samples."""
+    counts = (form["num_classes"], form.get("boxes", 1))
+    masks_fit = "masks" not in form or is_of_masks(form["masks"], form["shape"])
+    if (
+        impossible_samples(*(form[name] for name in ("shape", "dtype", "mean", "std")))
+        or not all(type(count) is int and 0 < count <= _MOST_COUNT for count in counts)
+        or not masks_fit
+    ):
+        return False
+    names = {"dataset": "federation", "clients": ["one"]}
+    written = form_of(dataset_of(form | names))
+    if "classes" in form:
+        written["classes"] = [*map(str, form["classes"])]
+    # Texts are compared, because in Python 1, 1.0 and True are equal.
+    texts = [json.dumps(x, sort_keys=True) for x in (form | names, written)]
+    return texts[0] == texts[1]
 
 
 def accept(
@@ -260,15 +251,15 @@ def accept(
     hello: Hello,
     norm_bound: float,
 ) -> Accepted:
-    """Returns the upload in the arrays that a client sent.
+    """Returns the upload in the named arrays that a client sent.
 
     Its names, shapes and dtypes must be exactly those of the method, its numbers finite, no running
     variance negative, and its losses at most 1e6 in absolute value, or NaN if it reports none.
 
     Args:
-      arrays: name -> array [...].
-      forms: the form of the upload, and of the personal leaves that are sent too; () for none.
-      shared: the shared leaves that were broadcast, [...] as in the upload.
+      arrays: by name.
+      forms: of the upload, and of the personal leaves that are sent too; () for none.
+      shared: the shared leaves that were broadcast.
       client, population: the number of the client that was asked, and K.
       hello: how the client presented itself. Without a size it counts as 1 sample.
       norm_bound: of the update y_k - x, of the message, and of the personal leaves.
@@ -316,17 +307,15 @@ def accept(
 def _norm(tree: PyTree, start: PyTree = None) -> float:
     """Returns the Euclidean norm of all leaves, minus those of `start` if given, in float64."""
     leaves, total = jax.tree.leaves(tree), 0.0
-    starts = [None] * len(leaves) if start is None else jax.tree.leaves(start)
+    starts = [np.zeros(())] * len(leaves) if start is None else jax.tree.leaves(start)
     for leaf, less in zip(leaves, starts, strict=True):
-        flat = np.asarray(leaf).reshape(-1)
-        less = None if less is None else np.asarray(less).reshape(-1)
+        flat = np.ravel(leaf)
+        less = np.broadcast_to(np.ravel(less), flat.shape)
         # Leaves have millions of numbers, and a block of them fits into the caches. `np.dot` is
         # slower: BLAS starts threads that spin, 3 CPU seconds for 57 MB.
         for begin in range(0, flat.size, _BLOCK):
             part = slice(begin, begin + _BLOCK)
-            block = flat[part].astype(np.float64)
-            if less is not None:
-                block -= less[part].astype(np.float64)
+            block = flat[part].astype(np.float64) - less[part].astype(np.float64)
             with np.errstate(over="ignore"):  # an infinite norm is above every bound
                 total += float(np.square(block, out=block).sum())
     return math.sqrt(total)

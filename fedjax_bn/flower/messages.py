@@ -7,13 +7,14 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-_ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
+SCORES = "scores"
+_ARRAYS, _HEADER, _ABOUT = "arrays", "header", "about"
 TESTED_ON_VALIDATION = "tested_on_validation"  # among the scores: 100 if so, else 0
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
 _MOST_TEXT = 2000  # characters of an error that a client sends
@@ -97,9 +98,9 @@ def packed(
     hello: Hello | None = None,
     scores: Mapping[str, float] | None = None,
 ) -> RecordDict:
-    """Returns the content of a message; without arrays an order asks for a `Hello`.
+    """Returns the content of a message; without arrays (`recorded`) an order asks for a `Hello`.
 
-    `arrays` is the result of `recorded`, and `scores` name -> percent.
+    `scores` is name -> percent.
     """
     content = RecordDict({_HEADER: ConfigRecord(dict(header._asdict()))})
     if arrays is not None:
@@ -107,14 +108,15 @@ def packed(
     if hello is not None:
         content[_ABOUT] = ConfigRecord(dict(hello._asdict()))
     if scores is not None:
-        content[_SCORES] = MetricRecord({name: float(score) for name, score in scores.items()})
+        content[SCORES] = MetricRecord({name: float(score) for name, score in scores.items()})
     return content
 
 
 def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
     """Returns the `Order`, `Answer` or `Hello` in a message; raises ValueError for others."""
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
-    record = _of_kind(content, ConfigRecord).get(name, {})
+    record = content.get(name)
+    record = record if isinstance(record, ConfigRecord) else {}
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
         raise ValueError(
             f"the message's {name} must hold {', '.join(types)}, but it holds "
@@ -123,27 +125,22 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
     return kind(**record)
 
 
-def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
-    # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
-    return {name: record for name, record in content.items() if isinstance(record, kind)}
-
-
 def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
     Raises ValueError for another form, more than `limit` arrays (None: any number), or an array
     that cannot be read; nothing is unpickled.
     """
-    records = _of_kind(content, ArrayRecord)
-    record = records.get(_ARRAYS, {})
-    if set(records) != {_ARRAYS} or (limit is not None and len(record) > limit):
+    # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
+    names = [name for name, record in content.items() if isinstance(record, ArrayRecord)]
+    if names != [_ARRAYS] or (limit is not None and len(content[_ARRAYS]) > limit):
         raise ValueError(
             f"the message must hold at most {limit} arrays in one record {_ARRAYS!r}, but it holds "
-            f"{len(record)}, and the records {sorted(records)[:20]}: the other side has another "
-            "app, model, method or sharing rule"
+            f"the records {[f'{n:.80} of {len(content[n])}' for n in names[:9]]}: the other side "
+            "has another app, model, method or sharing rule"
         )
     arrays = {}
-    for name, array in record.items():
+    for name, array in content[_ARRAYS].items():
         try:
             file = BytesIO(array.data)  # shares the bytes; `array.numpy()` would copy them
             version = np.lib.format.read_magic(file)
@@ -158,15 +155,6 @@ def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.nda
     return arrays
 
 
-def scores_in(content: RecordDict) -> dict[str, float]:
-    """Returns the scores in a message, name -> percent; raises ValueError for others."""
-    record = _of_kind(content, MetricRecord).get(_SCORES, {})
-    percent = all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values())
-    if "accuracy" not in record or not percent:
-        raise ValueError("it must send scores from 0 to 100, with an accuracy among them")
-    return {name: float(x) for name, x in record.items()}
-
-
 def exchange(
     grid: Grid,
     contents: Mapping[int, RecordDict],
@@ -175,14 +163,12 @@ def exchange(
     read: Callable[[int, Reply], _Result],
     group: str = "",
 ) -> dict[int, _Result]:
-    """Sends a message to each node; returns node -> `read(node, reply)`.
+    """Sends node -> content, messages of a `MessageType`; returns node -> `read(node, reply)`.
 
     Replies are fetched in the order of `contents`, one after another, whatever the order of their
     arrival. So only one is in memory unless `read` keeps it; the SuperLink has those not fetched.
 
     Args:
-      contents: node -> content of its message.
-      kind: the type of the messages, such as `MessageType.TRAIN`.
       seconds: how long to wait for all replies; what has arrived then is still fetched.
       read: gets a node's reply, an error if its bytes cannot be read, or None if it is late.
       group: the round, by which Flower groups messages.

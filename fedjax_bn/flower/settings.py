@@ -27,10 +27,9 @@ class Run(NamedTuple):
 
     # a config file in the app's folder or elsewhere, or the name of a packaged config
     config: str = ""
-    changes: str = ""  # changes of the config's keys, `key=value,key=value`
+    changes: str = ""  # of the config's keys, `key=value,key=value`
     clients: int = 0  # K, the number of all clients, which are numbered from 0
-    # the number of good uploads that a round needs; 0 for every client that is asked
-    minimum: int = 0
+    minimum: int = 0  # good uploads that a round needs; 0 for every client that is asked
     workdir: str = "runs/flower"  # the server's folder
     time_limit: float = 600.0  # seconds for which a round waits for its clients
     attempts: int = 3  # how often a round is tried before the server gives up
@@ -41,8 +40,7 @@ class Run(NamedTuple):
     client_keys: str = "first"
     # the largest accepted norm of a client's update, of its message, and of its personal leaves
     norm_bound: float = 1e6
-    # whether clients send their personal leaves too, so that the server can serve unseen clients
-    # with their mean
+    # whether clients send their personal leaves too, whose mean serves unseen clients
     serve_unseen: bool = False
 
     def listed_keys(self) -> dict[int, str]:
@@ -61,11 +59,9 @@ class Node(NamedTuple):
     data: str = ""
     domain: str = ""  # its domain, if its own data hold several
     name: str = ""  # its name in the server's records; empty: client-NUMBER
-    # what it reports to the server: any of sizes, losses and accuracies, separated by commas, or
-    # "nothing"
+    # what it reports: any of sizes, losses and accuracies, separated by commas, or "nothing"
     report: str = ",".join(_REPORTS)
-    # whether it sends its personal leaves if the run config asks for them
-    serve_unseen: bool = False
+    serve_unseen: bool = False  # whether it sends its personal leaves if the run config asks
 
     def reports(self, kind: str) -> bool:
         """Returns whether the client reports `kind`: "sizes", "losses" or "accuracies"."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from ml_collections import ConfigDict
@@ -39,7 +39,7 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in
+from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, prepare
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
@@ -51,6 +51,7 @@ from fedjax_bn.training.rounds import megabytes
 from fedjax_bn.training.start import Keys, check_shapes, partition_table
 from fedjax_bn.training.workdir import write_atomically
 
+_LOSSES = ("loss", "risk")
 _OWN = "own-{:08d}.npz"
 _FROZEN = "frozen.npz"
 PyTree = Any
@@ -60,10 +61,9 @@ _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 class _Site(NamedTuple):
     """A client's model, data and training."""
 
-    config: ConfigDict  # the configuration, see `deployed`
-    experiment: Experiment  # the experiment of this configuration, with this client's domain alone
-    # makes the common start, a state with the row of one client
-    start: Callable[[], FederatedState]
+    config: ConfigDict  # see `deployed`
+    experiment: Experiment  # of this configuration, with this client's domain alone
+    start: Callable[[], FederatedState]  # makes the common start, with the row of one client
     like: FederatedState  # the form of that state
     node: Node  # the node config
     # `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled once
@@ -88,10 +88,9 @@ def deployed(config: ConfigDict) -> ConfigDict:
 def adds_noise(config: ConfigDict, side: str) -> bool:
     """Returns whether a side, "client" or "server", adds noise that no one can repeat.
 
-    The server and all clients have the run config, and with it `config.seed`. So the side that
-    `config.privacy.at` names seeds its noise with random numbers of the operating system, which
-    never leave it. If `config.privacy.seed` is set, the noise equals the simulation's and protects
-    no one.
+    The server and all clients know `config.seed`. So the side that `config.privacy.at` names seeds
+    its noise with random numbers of the operating system, which never leave it. If
+    `config.privacy.seed` is set, the noise equals the simulation's and protects no one.
     """
     keys = config.privacy
     return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
@@ -148,18 +147,6 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
     return assemble(config, dataset._replace(domains=(domain,)), ())
 
 
-def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
-    """Returns the keys of one training of a client, with a fresh one if the client adds noise.
-
-    If two trainings had the same noise, the difference of their uploads would cancel it.
-    """
-    if not adds_noise(config, "client"):
-        return keys
-    # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
-    key = jax.random.key(secrets.randbits(32))
-    return keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
-
-
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
     """Returns `train(order, broadcast, own) -> (own, upload)`, see `_Site`.
 
@@ -183,8 +170,9 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         sizes = jnp.asarray([count], jnp.int32)
         return sampler(sizes, number[None], count, jax.random.fold_in(key, round))
 
-    def who(order: Order, number: jax.Array) -> Batches:
-        return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
+    def extra(order: Order, number: jax.Array) -> Batches:
+        population = jnp.asarray(order.population, jnp.int32)
+        return validation | {"client": number, "population": population} | size
 
     fits = megabytes([split]) <= config.data.device_megabytes
     data = stack_clients([split]) if fits else ()
@@ -194,31 +182,36 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     # share one program in the compilation cache.
     @partial(jax.jit, static_argnums=0)
     def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, inputs: Any) -> Any:
-        keys, data, validation = inputs
+        keys, data, extra = inputs
         batches = point_to(data, draw(order, keys.data, client, broadcast.round))
-        batches = jax.tree.map(lambda leaf: leaf[0], batches) | validation | who(order, client)
+        batches = jax.tree.map(lambda leaf: leaf[0], batches) | extra
         return method.client(broadcast, own, batches, keys.method)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
         # The order is a static argument, so fields that do not change the program are blanked.
         order = Order("", "", 0, order.population, order.longest, False)
-        fresh = _training_keys(config, keys)
+        fresh = keys
+        if adds_noise(config, "client"):
+            # If two trainings had the same noise, the difference of their uploads would cancel it.
+            # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
+            key = jax.random.key(secrets.randbits(32))
+            fresh = keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
         if fits:
-            return resident(order, broadcast, own, number, (fresh, data, validation))
+            return resident(order, broadcast, own, number, (fresh, data, extra(order, number)))
         draws = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = draws.valid[0]
         index = np.where(valid, draws.index[0], 0)  # the index of padding is out of range
         images = np.asarray(split.images[index.reshape(-1)])
+        labels = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
+        )
         batches = {
             "image": images.reshape(*index.shape, *images.shape[1:]),
-            "label": jax.tree.map(
-                lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
-            ),
+            "label": labels,
             "valid": valid,
             "size": np.int32(len(split.images)),
         }
-        batches |= validation | who(order, number)
-        return method.client(broadcast, own, batches, fresh.method)
+        return method.client(broadcast, own, batches | extra(order, number), fresh.method)
 
     return train
 
@@ -228,7 +221,7 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 
     Raises WorkdirError if the file is missing, damaged, or of another form than `like`.
     """
-    return _load(folder / _OWN.format(number), number, like)
+    return _load(folder / _OWN.format(number), like)
 
 
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
@@ -250,15 +243,14 @@ def _save(path: Path, tree: PyTree) -> None:
     write_atomically(path, content.getvalue())
 
 
-def _load(path: Path, number: int, like: PyTree) -> Any:
+def _load(path: Path, like: PyTree) -> Any:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             return from_named(dict(arrays), like)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise WorkdirError(
-            f"what this client kept after round {number} is not in {path} "
-            f"({getattr(error, 'strerror', None) or error}): give back that folder as it was, or "
-            "begin a new federation in another workdir of the server"
+            f"what this client kept of its rounds is not in {path} ({error}): give back that "
+            "folder as it was, or begin a new federation in another workdir of the server"
         ) from error
 
 
@@ -282,10 +274,16 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 
         return handle
 
-    app.query()(answering(_hello))
-    app.train()(answering(_train))
-    app.evaluate()(answering(_evaluate))
+    app.query()(answering(_Task.hello))
+    app.train()(answering(_Task.train))
+    app.evaluate()(answering(_Task.evaluate))
     return app
+
+
+@lru_cache
+def _opened(source: str, changes: str, folder: str, node: Node, clients: int) -> _Site:
+    """Returns a client's site, which is made once in a process."""
+    return open_site(config_of(source, changes, folder), node, clients)
 
 
 class _Task:
@@ -294,18 +292,102 @@ class _Task:
     def __init__(self, folder: str, message: Message, context: Context) -> None:
         # Only these keys of the run config change the training, so `_opened` is cached by them.
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
-        self.order, self.content = messages.record_in(message.content, Order), message.content
+        self.order, self.arrays = messages.record_in(message.content, Order), {}
+        if message.metadata.message_type != MessageType.QUERY:
+            self.arrays = messages.arrays_in(message.content)
         node = node_of(context.node_config)
         self.site = _opened(source, changes, folder, node, self.order.population)
         # The folder of the client's own part, a different one for each federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
 
-    def broadcast(self) -> Broadcast:
+    def hello(self) -> dict[str, Any]:
+        """Returns how the client presents itself: name, form of samples, and what it reports."""
+        site, node, config = self.site, self.site.node, self.site.config
+        try:  # traces the client's round and the server's step, so that errors appear before it
+            check_shapes(site.experiment, site.start, self.order.population)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        losses, scores = node.reports("losses"), node.reports("accuracies")
+        if weighs_by_validation(config) and not losses:
+            raise ConfigError(
+                f"config.weigh={brief(config.weigh)} sends this client's validation losses: add "
+                f"losses to report={brief(node.report)} of its node config, or set "
+                "config.weigh=by_size"
+            )
+        weights = jax.ShapeDtypeStruct((self.order.population,), site.like.weights.dtype)
+        log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
+        names = self._sent_names()
+        log(INFO, "personal leaves that leave this client: %s", ", ".join(names) or "none")
+        internal = site.experiment.internal
+        size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
+        form = form_of(internal)
+        del form["dataset"], form["clients"]  # names stay here; the server compares the rest
+        return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
+
+    def train(self) -> dict[str, Any]:
+        """Trains a round, writes the client's own part to its folder, and returns the upload."""
+        sends_personal = self._sent_names()
+        site, order, broadcast = self.site, self.order, self._broadcast()
+        with owned(self.place):  # a task of an earlier round may still be running
+            part, upload = jax.device_get(site.train(order, broadcast, self._own()))
+            number = int(broadcast.round) + 1
+            save_own(self.place, number, part._replace(frozen=()), order.begin)
+        if not site.node.reports("losses"):
+            # NaN instead of no leaf, because the server requires the exact form of an upload.
+            hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in _LOSSES}
+            upload = upload._replace(**hidden)
+        sent = to_named(upload)
+        if sends_personal:
+            sent |= to_named({"personal": sent_personal(part.personal)})
+        return {"arrays": messages.recorded(sent)}
+
+    def evaluate(self) -> dict[str, Any]:
+        """Returns the scores of the client's model (broadcast and own part) on its own samples."""
+        site, broadcast = self.site, self._broadcast()
+        if not site.node.reports("accuracies"):
+            raise ConfigError("this client reports no accuracies, see report in its node config")
+        with owned(self.place):
+            part = self._own()
+        personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], part[:2])
+        # The evaluator takes a state, so this one holds the client alone, with K = 1.
+        alone = FederatedState(
+            round=broadcast.round,
+            shared=broadcast.shared,
+            server=ServerState(sent=broadcast.message),
+            weights=np.ones(1, site.like.weights.dtype),
+            weighing=(),
+            personal=personal,
+            memory=memory,
+            frozen=part.frozen,
+        )
+        record = site.evaluator()(alone)
+        scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
+        # Percent of the tested samples that also validate: all or none.
+        validating = scored_part(site.experiment.internal.domains) == "validation"
+        return {"scores": scores | {messages.TESTED_ON_VALIDATION: 100.0 * validating}}
+
+    def _sent_names(self) -> list[str]:
+        """Returns the names of the personal leaves that the client sends.
+
+        Raises ConfigError if the server asks for some, and this client does not send them.
+        """
+        names = names_of({"personal": sent_personal(self.site.like.personal)})
+        if not self.order.serve_unseen or not names:
+            return []
+        if not self.site.node.serve_unseen:
+            raise ConfigError(
+                f"the server asks client {self.site.node.client} for its personal leaves, "
+                f"{names[0]} and others, which it does not send: set serve-unseen=true in its node "
+                "config, or serve-unseen=false in the run config"
+            )
+        return names
+
+    def _broadcast(self) -> Broadcast:
         """Returns the server's broadcast; raises ValueError if another method sent it."""
-        sent = {k: x for k, x in arrays_in(self.content).items() if not k.startswith("frozen/")}
+        sent = {k: x for k, x in self.arrays.items() if not k.startswith("frozen/")}
         return from_named(sent, jax.eval_shape(broadcast_of, self.site.like))
 
-    def own(self) -> Own:
+    def _own(self) -> Own:
         """Returns the client's own part before the round, with the frozen leaves.
 
         Raises WorkdirError if a file of it is lost, ValueError if the server freezes other leaves.
@@ -320,110 +402,19 @@ class _Task:
 
     def _frozen(self) -> Any:
         """Returns the frozen leaves, of which the server sends the hash; writes them once."""
-        path, begin = self.place / _FROZEN, self.order.begin
-        like = {"frozen": self.site.like.frozen}
+        path, like = self.place / _FROZEN, {"frozen": self.site.like.frozen}
         if not jax.tree.leaves(like) and not self.order.frozen:
             return ()
-        if begin:
-            leaves = _load(path, begin, like)
+        if self.order.begin:
+            leaves = _load(path, like)
         else:
-            sent = {k: x for k, x in arrays_in(self.content).items() if k.startswith("frozen/")}
+            sent = {k: x for k, x in self.arrays.items() if k.startswith("frozen/")}
             leaves = from_named(sent, like)
         if messages.digest_of(to_named(leaves)) != self.order.frozen:
             raise ValueError(
                 "the frozen leaves have another hash than the server gives: use the same run "
                 "config on both sides, and a new folder for the client, or a new workdir"
             )
-        if not begin:
+        if not self.order.begin:
             _save(path, leaves)
         return leaves["frozen"]
-
-
-@lru_cache
-def _opened(source: str, changes: str, folder: str, node: Node, clients: int) -> _Site:
-    """Returns a client's site, which is made once in a process."""
-    return open_site(config_of(source, changes, folder), node, clients)
-
-
-def _hello(task: _Task) -> dict[str, Any]:
-    """Returns how the client presents itself: name, form of samples, and what it reports."""
-    site, node, config = task.site, task.site.node, task.site.config
-    try:  # traces the client's round and the server's step, so that errors appear before round 1
-        check_shapes(site.experiment, site.start, task.order.population)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if weighs_by_validation(config) and not node.reports("losses"):
-        raise ConfigError(
-            f"config.weigh={brief(config.weigh)} sends this client's validation losses: add losses "
-            f"to report={brief(node.report)} of its node config, or set config.weigh=by_size"
-        )
-    weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
-    log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
-    names = _sent_names(task)
-    log(INFO, "personal leaves that leave this client: %s", ", ".join(names) or "none")
-    internal = site.experiment.internal
-    size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
-    losses, scores = (node.reports(kind) for kind in ("losses", "accuracies"))
-    form = form_of(internal)
-    del form["dataset"], form["clients"]  # names stay here; the server compares forms for equality
-    return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
-
-
-def _sent_names(task: _Task) -> list[str]:
-    """Returns the names of the personal leaves that the client sends.
-
-    Raises ConfigError if the server asks for some, and this client does not send them.
-    """
-    names = names_of({"personal": sent_personal(task.site.like.personal)})
-    if not task.order.serve_unseen or not names:
-        return []
-    if not task.site.node.serve_unseen:
-        raise ConfigError(
-            f"the server asks client {task.site.node.client} for its personal leaves, {names[0]} "
-            "and others, which it does not send: set serve-unseen=true in its node config, or "
-            "serve-unseen=false in the run config"
-        )
-    return names
-
-
-def _train(task: _Task) -> dict[str, Any]:
-    """Trains a round, writes the client's own part to its folder, and returns the upload."""
-    sends_personal = _sent_names(task)
-    site, order, broadcast = task.site, task.order, task.broadcast()
-    with owned(task.place):  # a task of an earlier round may still be running
-        part, upload = jax.device_get(site.train(order, broadcast, task.own()))
-        save_own(task.place, int(broadcast.round) + 1, part._replace(frozen=()), order.begin)
-    if not site.node.reports("losses"):
-        # NaN instead of no leaf, because the server requires the exact form of an upload.
-        hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
-        upload = upload._replace(**hidden)
-    sent = to_named(upload)
-    if sends_personal:
-        sent |= to_named({"personal": sent_personal(part.personal)})
-    return {"arrays": messages.recorded(sent)}
-
-
-def _evaluate(task: _Task) -> dict[str, Any]:
-    """Returns the scores of the client's model (broadcast and own part) on its own samples."""
-    site, broadcast = task.site, task.broadcast()
-    if not site.node.reports("accuracies"):
-        raise ConfigError("this client reports no accuracies, see report in its node config")
-    with owned(task.place):
-        part = task.own()
-    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], part[:2])
-    # The evaluator takes a state, so this one holds the client alone, with K = 1.
-    alone = FederatedState(
-        round=broadcast.round,
-        shared=broadcast.shared,
-        server=ServerState(sent=broadcast.message),
-        weights=np.ones(1, site.like.weights.dtype),
-        weighing=(),
-        personal=personal,
-        memory=memory,
-        frozen=part.frozen,
-    )
-    record = site.evaluator()(alone)
-    scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
-    # Percent of the tested samples that also validate: all or none.
-    validating = scored_part(site.experiment.internal.domains) == "validation"
-    return {"scores": scores | {messages.TESTED_ON_VALIDATION: 100.0 * validating}}

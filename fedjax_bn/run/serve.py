@@ -21,7 +21,6 @@ from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
-from fedjax_bn.serving.program import export
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import PopulationState
@@ -64,15 +63,13 @@ def run(
             has_trained = finished.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
-        programs, form = {}, (tuple(facts.shape), facts.dtype)
         try:
-            for text, choice in choose_adaptations(config, experiment.model).items():
-                programs[text] = export(choice, variables, experiment.prepare, *form)
+            write_served(to, facts, variables, choose_adaptations(config, experiment.model))
         except ImportError as error:  # flatbuffers
             if not is_of_library(config.model):  # such a model is served as a program alone
                 raise
             say(f"served without programs: {error}")
-        write_served(to, facts, variables, programs)
+            write_served(to, facts, variables, {})
     of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
 

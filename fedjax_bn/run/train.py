@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.data.domain import Domain, form_of
-from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.data.drawing import label_forms
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record

@@ -3,19 +3,34 @@
     model.json      the model's name and options, its classes, the form of its samples, how bytes
                     are standardized, the adaptations with which it was tested
     variables.npz   its arrays, COLLECTION/MODULE/NAME
-    programs/       each adaptation as StableHLO, see `serving.program`
+    programs/       each adaptation as a StableHLO program, which JAX runs without this library
 
-A folder is arrays, and names of models and adaptations that belong to this library; nothing that it
-names is imported. Its programs are code: the one of a model or adaptation that is not this
-library's runs only if the user trusts the folder.
+Nothing that a folder names is imported. A program is code, like a module: the one of a model or
+adaptation that is not this library's runs only if the user trusts the folder. It makes no custom
+call, because JAX checks neither which function such a call names nor the sizes of its arrays, and
+one with too small results writes past its memory.
+
+    import numpy as np
+    from jax import export
+
+    program = export.deserialize(bytearray(open("programs/tsmobn.stablehlo", "rb").read()))
+    arrays = dict(np.load("variables.npz"))
+    carry = dict(np.load("programs/tsmobn.npz"))           # before a client's first batch
+    probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
+
+Images [B, ...] have the stored form (the program standardizes bytes), with B from model.json;
+valid bool[B] is False after the last image of a short batch. Probabilities are f[B, classes], or
+f[B, H, W, classes] of pixels where model.json has `masks`. Programs are for CPU.
 """
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +38,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import export as jax_export
 
 from fedjax_bn import models
-from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
-from fedjax_bn.arguments.text import nearest
+from fedjax_bn.arguments.text import file_name, nearest
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.serving.predictor import Predictor, from_choice
-from fedjax_bn.serving.program import Program, damage_named, open_program, write_program
+from fedjax_bn.serving.predictor import Predictor, from_choice, step_of
 from fedjax_bn.sharing import Variables
 
+PyTree = Any
 FORM = 1  # the version of the folder's format
 
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
@@ -58,7 +74,7 @@ class About(NamedTuple):
     mean: list  # bytes reach the model as (u8/255 - mean)/std
     std: list
     adaptations: list  # with which the run tested unseen clients
-    programs: dict  # adaptation -> the argument `about` of `open_program`
+    programs: dict  # adaptation -> {"batch_size": B, "order": of the images, see `Choice`}
     batch_size: int  # B of tests with adaptations that set no other
     orientation: str  # "upright" or "stored", see `pixels.decode`
     masks: str  # how images of another size reach a model that segments: "resize" or "tiles"
@@ -76,39 +92,91 @@ def is_of_library(model: str) -> bool:
 
 
 def write_served(
-    folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
+    folder: Path, about: About, variables: Variables, choices: Mapping[str, Choice]
 ) -> None:
-    """Writes a served model atomically, with adaptation -> program; raises as `new_folder`."""
-    with new_folder(folder, "--export") as partial:
-        np.savez(partial / _VARIABLES, **to_named(variables))
-        (partial / _PROGRAMS).mkdir()
-        written = {
-            adaptation: write_program(partial / _PROGRAMS, adaptation, program)
-            for adaptation, program in programs.items()
+    """Writes a served model atomically, with each adaptation by its text, also as a program.
+
+    Raises:
+      ImportError: flatbuffers, which `jax.export` needs, is not installed.
+      ValueError: as `new_folder`; or a program makes a custom call, as linear algebra does.
+    """
+    with new_folder(folder, "--export") as unfinished:
+        np.savez(unfinished / _VARIABLES, **to_named(variables))
+        place = unfinished / _PROGRAMS
+        place.mkdir()
+        for text, choice in choices.items():
+            program, carry = _exported(choice, variables, about)
+            (place / f"{file_name(text)}.stablehlo").write_bytes(program)
+            np.savez(place / f"{file_name(text)}.npz", **carry)
+        programs = {
+            text: {"batch_size": choice.batch_size, "order": choice.order}
+            for text, choice in choices.items()
         }
-        content = about._replace(programs=written)._asdict()
-        (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
+        content = about._replace(programs=programs)._asdict()
+        (unfinished / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _exported(
+    choice: Choice, variables: Variables, about: About
+) -> tuple[bytes, dict[str, np.ndarray]]:
+    """Returns an adaptation as a program over named arrays, and its first carry by name."""
+    prepare = standardize(about.mean, about.std)
+    start, step = choice.adaptation.init(variables), step_of(choice.adaptation, prepare)
+
+    def run(arrays: Any, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
+        variables = unflatten_dict(arrays, sep="/")
+        leaves, form = jax.tree.flatten(start)
+        leaves = [
+            jax.random.wrap_key_data(carry[str(i)]) if _is_key(x) else carry[str(i)]
+            for i, x in enumerate(leaves)
+        ]
+        probabilities, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
+        return probabilities, _numbered(after)
+
+    arrays, carry = flatten_dict(variables, sep="/"), _numbered(start)
+    images = jax.ShapeDtypeStruct((choice.batch_size, *about.shape), about.dtype)
+    valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
+    program = jax_export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
+    _refuse_custom_calls(program)
+    return bytes(program.serialize()), {name: np.asarray(leaf) for name, leaf in carry.items()}
+
+
+def _refuse_custom_calls(program: jax_export.Exported) -> None:
+    if call := re.search(r"\.custom_call\b([^(]{0,80})", program.mlir_module()):
+        raise ValueError(
+            f"the program makes the custom call{call[1]}, and programs may make none: write the "
+            "model without it (linear algebra of JAX is made of custom calls)"
+        )
+
+
+def _numbered(carry: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a carry by their number, with random keys as their raw words."""
+    # An .npz cannot hold key arrays, and callers of a program need no tree of this library.
+    leaves = enumerate(jax.tree.leaves(carry))
+    return {str(i): jax.random.key_data(x) if _is_key(x) else x for i, x in leaves}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @contextmanager
 def new_folder(folder: Path, flag: str) -> Iterator[Path]:
     """Yields an empty folder, which becomes `folder` at the end unless an error is raised.
 
-    Raises:
-      ValueError: `folder`, which `flag` named, is not empty, or is a file.
-      OSError: it cannot be written.
+    Raises ValueError if `folder`, which `flag` named, is not empty, or is a file.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give another {flag}, or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield partial
-        partial.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
-        os.replace(partial, folder)  # atomic, because both are on one file system
+        yield unfinished
+        unfinished.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
+        os.replace(unfinished, folder)  # atomic, because both are on one file system
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def load(
@@ -133,13 +201,15 @@ def load(
     about = read_about(folder)
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
-    with damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
+    with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
         arrays = dict(np.load(file))
     name = split_choice(adapt, ADAPTATIONS)[0]
+    check = partial(_check_form, about)
     if not is_of_library(about.model) or not (named_by_user or name in ADAPTATIONS):
         _require_trusted_program(folder, about, adapt, trust)
-        program = about.programs[adapt]
-        return open_program(folder / _PROGRAMS, adapt, program, arrays, _check_of(about))
+        (step, start), facts = _open_program(folder, adapt), about.programs[adapt]
+        step = partial(step, arrays)
+        return Predictor(lambda: start, step, check, facts["batch_size"], facts["order"])
     if name == "ensemble":
         raise ValueError(
             "--adapt ensemble needs the batch norms of every client, which a served model does not "
@@ -152,12 +222,31 @@ def load(
         model = in_dtype(model, about.compute_dtype)
     variables = _variables_of(folder, about, model, arrays)
     choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-    prepare = standardize(about.mean, about.std)
-    return from_choice(choice, variables, prepare, _check_of(about))
+    return from_choice(choice, variables, standardize(about.mean, about.std), check)
+
+
+def read_about(folder: Path) -> About:
+    """Returns the content of model.json, or raises ValueError if it is missing or damaged."""
+    path = folder / _ABOUT
+    with _damage_named(path):
+        about = About(**json.loads(path.read_text()))
+        if about.form != FORM:
+            raise ValueError(f"it is of form {about.form}, and this version reads form {FORM}")
+    return about
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
+        raise ValueError(
+            f"cannot read {path} ({error}): give a folder that `fedjax-bn serve --export` has "
+            "written, or serve it again"
+        ) from error
 
 
 def _require_trusted_program(folder: Path, about: About, adapt: str, trust: bool) -> None:
-    """Raises ValueError unless the program of an adaptation was served, and its user trusts it."""
     # Code that only the folder names is never imported; only its program is used.
     if adapt not in about.programs:
         raise ValueError(
@@ -173,28 +262,23 @@ def _require_trusted_program(folder: Path, about: About, adapt: str, trust: bool
         )
 
 
-def _check_of(about: About) -> Callable[[np.ndarray], None]:
-    """Returns `check(images)`, which raises ValueError for another form than that of training."""
-
-    def check(images: np.ndarray) -> None:
-        form = str(images.dtype), list(images.shape[1:])
-        if form != (about.dtype, about.shape):
-            raise ValueError(
-                f"images are {form[0]} {form[1]}, but the model was trained on {about.dtype} "
-                f"{about.shape}: give images of that form (--resize stretches bytes to it)"
-            )
-
-    return check
+def _open_program(folder: Path, adapt: str) -> tuple[Callable, dict[str, np.ndarray]]:
+    """Returns `step(arrays, carry, images, valid)` of an adaptation's program, and its carry."""
+    path = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo"
+    with _damage_named(path):
+        program = jax_export.deserialize(bytearray(path.read_bytes()))
+        _refuse_custom_calls(program)
+        with path.with_suffix(".npz").open("rb") as file:
+            return jax.jit(program.call), dict(np.load(file))
 
 
-def read_about(folder: Path) -> About:
-    """Returns the content of model.json, or raises ValueError if it is missing or damaged."""
-    path = folder / _ABOUT
-    with damage_named(path):
-        about = About(**json.loads(path.read_text()))
-        if about.form != FORM:
-            raise ValueError(f"it is of form {about.form}, and this version reads form {FORM}")
-    return about
+def _check_form(about: About, images: np.ndarray) -> None:
+    form = str(images.dtype), list(images.shape[1:])
+    if form != (about.dtype, about.shape):
+        raise ValueError(
+            f"images are {form[0]} {form[1]}, but the model was trained on {about.dtype} "
+            f"{about.shape}: give images of that form (--resize stretches bytes to it)"
+        )
 
 
 def _variables_of(

@@ -1,65 +1,93 @@
 """The command `predict`: writes a served model's class probabilities as CSV, or its masks.
 
 It imports no training code, and without `--trust` runs none that the model's folder holds. Rows are
-`image,class,PROBABILITIES...`, one column per class. What a model that segments writes,
-`serving.predict_masks` describes.
+`image,class,PROBABILITIES...`, one column per class. A model that segments writes a folder:
+
+    NAME.png      the mask of the image NAME.jpg, in the image's size
+    NAME.nii.gz   the mask of the volume NAME.nii.gz, with its header, for a model of slices
+    masks.npz     the masks u8[N, H, W] of an archive of images, with the names of their classes
+    areas.csv     image,class,pixels,share; one row for each image and class; also ml of volumes
+
+A PNG is lossless. With two classes it is grey, 0 for the background and 255 for the other class;
+with more it has a palette of colours, and its values are the numbers of the classes. So
+`data.name=masks` reads such files as labels. The values of other masks are the numbers too.
 """
 
+import colorsys
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import TextIOWrapper
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
 from typing import NamedTuple, TextIO
 from zipfile import BadZipFile
 
 import jax
 import numpy as np
+from PIL import Image
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import cell
-from fedjax_bn.data.masks.volumes import is_volume
-from fedjax_bn.data.pixels.decode import decode, relative_names, resized
+from fedjax_bn.data.masks.assemble import TILES
+from fedjax_bn.data.masks.volumes import (
+    Slices,
+    is_volume,
+    save_mask,
+    shape_of,
+    slices_of,
+    uncropped,
+)
+from fedjax_bn.data.pixels.decode import (
+    cut,
+    decode,
+    open_image,
+    put_together,
+    relative_names,
+    resized,
+)
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import files_below, is_image
-from fedjax_bn.serving import load, predict_masks
-from fedjax_bn.serving.folder import About, read_about
+from fedjax_bn.serving.folder import About, load, new_folder, read_about
+from fedjax_bn.serving.predictor import Predictor
 
 _STREAM, _IMAGES = "-", "images"
+_AREAS, _MASKS = "areas.csv", "masks.npz"
 
 
-class Request(NamedTuple):
-    """What to predict."""
+def run(
+    model: str,
+    data: str,
+    adapt: str = "",
+    out: str = "",
+    *,
+    resize: bool = False,
+    trust: bool = False,
+) -> None:
+    """Predicts and writes the CSV, or the masks; arguments are the flags of the command.
 
-    model: str  # a folder that `serve` wrote
-    # an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of image
-    # files from the standard input, one a line; each is answered before the next is read. For a
-    # model of slices, a NIfTI volume or a folder of them
-    data: str
-    adapt: str = ""  # the adaptation; empty: the first one served
-    out: str = ""  # the file to write; empty: the standard output. For masks: a new folder
-    # whether u8 images of another size in an archive are stretched to the model's; masks have the
-    # size of the archive's images
-    resize: bool = False
-    trust: bool = False  # whether to run the compiled program of a model or adaptation of one's own
+    `data` is an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
+    image files from the standard input, one a line; each is answered before the next is read. For a
+    model of slices, it is a NIfTI volume or a folder of them. With `resize`, u8 images of another
+    size in an archive are stretched to the model's, and masks have the size of the images.
 
-
-def run(request: Request) -> None:
-    """Predicts and writes the CSV, or the masks.
-
-    Raises:
-      ConfigError: the model, the images or the adaptation cannot be used, or the output cannot be
-        written.
+    A model, data or an adaptation that cannot be used, or an `out` that cannot be written, is a
+    ConfigError.
     """
     try:
-        about = read_about(Path(request.model))
+        about, load_model = read_about(Path(model)), partial(load, model, adapt, trust=trust)
         if about.masks:
-            predict = load(request.model, request.adapt, trust=request.trust)
-            predict_masks.write_masks(_pictures(about, request), predict, about, request.out)
+            predict = load_model()
+            _write_masks(_pictures_in(Path(data), about, resize), predict, about, Path(out))
             return
         head = ("image", "class", *about.classes)
-        rows = _stream(about, request) if request.data == _STREAM else _samples(about, request)
-        if request.out:
-            with open(request.out, "w", newline="", encoding="utf-8") as file:
+        if data == _STREAM:
+            rows = _stream(load_model(batch_size=1), about)
+        else:
+            rows = _samples(load_model(), Path(data), about, resize)
+        if out:
+            with open(out, "w", newline="", encoding="utf-8") as file:
                 _write_rows(file, head, rows)
         else:
             _write_rows(sys.stdout, head, rows)
@@ -67,30 +95,37 @@ def run(request: Request) -> None:
         raise ConfigError(str(error) or "there is too little memory") from error
 
 
-def _samples(about: About, request: Request) -> Iterator[tuple[str, np.ndarray]]:
-    """Returns (name, probabilities f[classes]) of each sample in `request.data`.
+def _samples(
+    predict: Predictor, path: Path, about: About, resize: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Returns (name, probabilities f[classes]) of each sample.
 
     Image files are stretched to the model's square, as in training. Hidden files and folders are
     left out, as in `evaluate`. The samples of an archive are named by their numbers.
     """
-    predict, path = load(request.model, request.adapt, trust=request.trust), Path(request.data)
     if path.suffix == ".npz":
         images = _read_archive(path)
-        images = resized(images, about.shape) if request.resize else images
+        images = resized(images, about.shape) if resize else images
         return zip(map(str, range(len(images))), predict(images), strict=True)
     files, root = _files_below(path, is_image)
-    read = _file_reader(about, root)
-    probabilities = predict.predict(len(files), lambda index: read([files[i] for i in index]))
+    probabilities = predict.predict(
+        len(files), lambda index: _decoded([files[i] for i in index], root, about)
+    )
     return zip(relative_names(files, root), probabilities, strict=True)
 
 
-def _pictures(about: About, request: Request) -> predict_masks.Pictures:
-    path = Path(request.data)
-    if path.suffix == ".npz":
-        return predict_masks.of_archive(_read_archive(path), about, resize=request.resize)
-    if about.channels:
-        return predict_masks.of_scans(*_files_below(path, is_volume), about)
-    return predict_masks.of_files(*_files_below(path, is_image), about)
+def _stream(predict: Predictor, about: About) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, probabilities f[classes]) of each image named on the standard input."""
+    names: list[str] = []
+    if isinstance(sys.stdin, TextIOWrapper):  # file names may not be valid text
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+    def images() -> Iterator[np.ndarray]:
+        for line in filter(None, map(str.strip, sys.stdin)):
+            names.append(line)
+            yield _decoded([Path(line)], Path(), about)
+
+    return ((names.pop(), batch[0]) for batch in predict.stream(images()))
 
 
 def _read_archive(path: Path) -> np.ndarray:
@@ -108,10 +143,7 @@ def _read_archive(path: Path) -> np.ndarray:
 
 
 def _files_below(path: Path, fits: Callable[[str], bool]) -> tuple[list[Path], Path]:
-    """Returns the files of a path, a file or a folder, and the folder to which names are relative.
-
-    Files in a folder have names that fit.
-    """
+    """Returns the file, or those in a folder whose names fit, and what names are relative to."""
     if path.is_file():
         return [path], path.parent
     files = [file for file in files_below(path) if fits(file.name)] if path.is_dir() else []
@@ -120,25 +152,10 @@ def _files_below(path: Path, fits: Callable[[str], bool]) -> tuple[list[Path], P
     return files, path
 
 
-def _file_reader(about: About, root: Path) -> Callable[[Sequence[Path]], np.ndarray]:
-    """Returns `read(files) -> u8[n, H, H, 3]`; file names in errors are relative to `root`."""
+def _decoded(files: Sequence[Path], root: Path, about: About) -> np.ndarray:
+    """Returns image files as u8[n, H, H, 3]; their names in errors are relative to `root`."""
     options = {"root": root, "progress": False, "orientation": about.orientation}
-    return lambda files: decode(files, about.shape[0], **options)[0]
-
-
-def _stream(about: About, request: Request) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, probabilities f[classes]) of each image named on the standard input."""
-    predict, names = load(request.model, request.adapt, 1, request.trust), []
-    if isinstance(sys.stdin, TextIOWrapper):  # file names may not be valid text
-        sys.stdin.reconfigure(errors="surrogateescape")
-    read = _file_reader(about, Path())
-
-    def images() -> Iterator[np.ndarray]:
-        for line in filter(None, map(str.strip, sys.stdin)):
-            names.append(line)
-            yield read([Path(line)])
-
-    return ((names.pop(), batch[0]) for batch in predict.stream(images()))
+    return decode(files, about.shape[0], **options)[0]
 
 
 def _write_rows(
@@ -156,7 +173,198 @@ def _write_rows(
     head = tuple(map(encodable, head))
     table.writerow(head)
     for name, probabilities in rows:
-        predict_masks.require_finite(name, probabilities)
+        _require_finite(name, probabilities)
         best = head[2 + int(probabilities.argmax())]
         table.writerow((encodable(name), best, *(f"{p:.6g}" for p in probabilities)))
         file.flush()  # a program that gives one name at a time waits for this row
+
+
+def _require_finite(name: str, probabilities: np.ndarray) -> None:
+    if not np.isfinite(probabilities).all():
+        raise ValueError(
+            f"the model's probabilities of image {name!r} are not finite: give another model, or "
+            "images like those that it was trained on"
+        )
+
+
+class _Picture(NamedTuple):
+    """An image or a scan."""
+
+    name: str
+    shape: tuple[int, ...]  # of its mask, (height, width), or (slices, rows, columns)
+    count: int  # how many samples it becomes: 1, its tiles, or its slices
+    file: PurePosixPath | None = None  # of its mask, in the folder; None for masks in one array
+    save: Callable[[Path, np.ndarray], None] | None = None  # `save(path, mask)` writes the mask
+    millilitres: float | None = None  # of a voxel; None for images
+
+
+# All images, and their samples [N, H, W, C], those of the first image first.
+_Pictures = tuple[list[_Picture], np.ndarray]
+
+
+def _pictures_in(path: Path, about: About, resize: bool) -> _Pictures:
+    """Returns an archive's images, named by their numbers, or images or scans of files."""
+    if path.suffix == ".npz":
+        images = _read_archive(path)
+        shape, counts = images.shape[1:3], [1] * len(images)
+        if resize or about.masks == TILES:
+            samples = [_samples_of(image, about) for image in images]
+            counts, images = [*map(len, samples)], np.concatenate(samples or [images])
+        return [_Picture(str(k), shape, count) for k, count in enumerate(counts)], images
+    if about.channels:
+        return _scans(*_files_below(path, is_volume), about)
+    return _image_files(*_files_below(path, is_image), about)
+
+
+def _image_files(files: Sequence[Path], root: Path, about: About) -> _Pictures:
+    pictures, save = [], partial(_save_png, classes=len(about.classes))
+
+    def samples() -> Iterator[np.ndarray]:
+        for file, name in zip(files, relative_names(files, root), strict=True):
+            with corruption_named(file):
+                content = file.read_bytes()
+                image = np.asarray(open_image(content, orientation=about.orientation)[0])
+            target = PurePosixPath(name).with_suffix(".png")
+            parts = _samples_of(image, about)
+            pictures.append(_Picture(name, image.shape[:2], len(parts), target, save))
+            yield parts
+
+    stored = _on_disk(samples())
+    return pictures, stored
+
+
+def _scans(files: Sequence[Path], root: Path, about: About) -> _Pictures:
+    """Returns volumes in NIfTI, whose slices become samples as in training."""
+    options = {"crop": about.crop, "plane": about.plane, "window": tuple(about.window)}
+    slices = Slices(about.shape[0], about.channels, **options)
+    pictures = []
+    for file, name in zip(files, relative_names(files, root), strict=True):
+        shape, millilitres = shape_of(file, slices)
+        save = partial(save_mask, image=file, plane=slices.plane)
+        pictures.append(_Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
+    return pictures, _on_disk(slices_of(file, slices) for file in files)
+
+
+def _samples_of(image: np.ndarray, about: About) -> np.ndarray:
+    """Returns the tiles [n, H, W, C] of an image [h, w, C], or the stretched image [1, H, W, C]."""
+    if about.masks == TILES:
+        return cut(image, about.shape[0])[0]
+    return np.asarray(resized(image[None], about.shape))
+
+
+def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns bytes u8[n, H, W, C] one after the other as an array on the disk, u8[N, H, W, C].
+
+    Samples are predicted in a random order, so each image is decoded once, and memory stays small.
+    """
+    with TemporaryFile() as file:
+        for batch in samples:
+            file.write(np.ascontiguousarray(batch))
+        return np.memmap(file, np.uint8, "r").reshape(-1, *batch.shape[1:])
+
+
+def _write_masks(pictures: _Pictures, predict: Predictor, about: About, out: Path) -> None:
+    """Writes the masks of images and `areas.csv` into a new folder, all of them or nothing."""
+    images, classes = pictures[0], about.classes
+    areas, masks = np.zeros((len(images), len(classes)), np.int64), {}
+    with new_folder(out, "--out") as folder:
+        _reserve(folder, images)
+        for k, mask in _predicted(pictures, predict, about):
+            areas[k] = np.bincount(mask.ravel(), minlength=len(classes))
+            if images[k].save:
+                images[k].save(folder / images[k].file, mask)
+            else:
+                masks[k] = mask
+        if masks:
+            stacked = np.stack([masks[k] for k in range(len(images))])
+            np.savez_compressed(folder / _MASKS, masks=stacked, classes=np.array(classes))
+        _write_areas(folder / _AREAS, images, classes, areas)
+
+
+def _reserve(folder: Path, images: Sequence[_Picture]) -> None:
+    """Makes an empty file for each mask; raises ValueError if two need one place."""
+    for name, file in ((image.name, folder / image.file) for image in images if image.file):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(exist_ok=False)
+        # Also a folder a.png beside an image a.jpg, and, on some systems, A.jpg beside a.jpg.
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(
+                f"the mask of image {name!r} needs the place of another image's mask, "
+                f"{str(file.relative_to(folder))!r}: rename one, or predict one folder at a time"
+            ) from error
+
+
+def _predicted(
+    pictures: _Pictures, predict: Predictor, about: About
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the number and the mask of each image, in the order in which they are ready.
+
+    Probabilities of a stretched image are stretched back bilinearly, and a pixel's class is the one
+    of the largest; masks of tiles or slices are put together.
+    """
+    images, samples = pictures
+    owner = np.repeat(np.arange(len(images)), [image.count for image in images])
+    waiting: dict[int, dict[int, np.ndarray]] = {}
+    for index, batch in predict.blocks(len(samples), samples.__getitem__):
+        for i, k, probabilities in zip(index, owner[index].tolist(), batch, strict=True):
+            _require_finite(images[k].name, probabilities)
+            parts, shape = waiting.setdefault(k, {}), images[k].shape
+            parts[i] = _part(probabilities, shape, about)
+            if len(parts) < images[k].count:
+                continue
+            mask = np.stack([part for _, part in sorted(waiting.pop(k).items())])
+            if about.masks == TILES:
+                places = cut(np.empty(shape, bool), about.shape[0])[1]  # of the size alone
+                yield k, put_together(mask, places, shape)
+            else:
+                yield k, mask.reshape(shape)
+
+
+def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
+    """Returns the mask u8[h, w] of a tile, or of an image or slice of a shape, in its pixels."""
+    size = shape[-2:]
+    if about.masks == TILES:
+        return probabilities.argmax(-1).astype(np.uint8)
+    inner = (about.crop, about.crop) if about.crop and len(shape) == 3 else size
+    return uncropped(_stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
+
+
+def _stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Returns probabilities f32[H, W, C] as f32[height, width, C], by Pillow's bilinear filter."""
+    if probabilities.shape[:2] == (height, width):
+        return probabilities
+    planes = [
+        Image.fromarray(plane).resize((width, height), Image.Resampling.BILINEAR)
+        for plane in np.moveaxis(probabilities.astype(np.float32), -1, 0).copy()
+    ]
+    return np.stack([np.asarray(plane) for plane in planes], -1)
+
+
+def _save_png(path: Path, mask: np.ndarray, classes: int) -> None:
+    """Writes classes u8[H, W] as a PNG, see above."""
+    image = Image.fromarray(mask * np.uint8(255) if classes == 2 else mask)
+    if classes > 2:
+        # Multiples of the golden ratio give neighbours very different hues, for any number.
+        hues = [(0.618034 * k) % 1 for k in range(classes - 1)]
+        colours = [(0.0, 0.0, 0.0), *(colorsys.hsv_to_rgb(hue, 0.8, 1.0) for hue in hues)]
+        image.putpalette(np.rint(255 * np.array(colours)).astype(np.uint8).tobytes())
+    image.save(path, "PNG")
+
+
+def _write_areas(
+    path: Path, images: Sequence[_Picture], classes: Sequence[str], areas: np.ndarray
+) -> None:
+    """Writes pixels i64[N, C] of each image's classes, and their share of the image."""
+    # Bytes of a file name that are not text become \udcff.
+    encoding = {"encoding": "utf-8", "errors": "backslashreplace"}
+    sized = images[0].millilitres is not None
+    with open(path, "x", newline="", **encoding) as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("image", "class", "pixels", "share", *["ml"] * sized))
+        for image, row in zip(images, areas.tolist(), strict=True):
+            for name, pixels in zip(classes, row, strict=True):
+                ml = [f"{pixels * image.millilitres:.6g}"] if sized else []
+                table.writerow(
+                    (cell(image.name), cell(name), pixels, f"{pixels / sum(row):.6g}", *ml)
+                )

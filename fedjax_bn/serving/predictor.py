@@ -26,7 +26,7 @@ class Predictor(NamedTuple):
 
     start: Callable[[], PyTree]  # `start() -> carry`, the carry before the client's first batch
     # `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`; f[B, H, W, C]
-    # of pixels, the background first, if the model segments
+    # of pixels if the model segments
     step: Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
     # raises ValueError for images [N, ...] of another form than the model was trained on
     check: Callable[[np.ndarray], None]
@@ -41,8 +41,7 @@ class Predictor(NamedTuple):
         They are f[N, H, W, C], of each pixel, if the model segments, with the background first.
         The adaptation gets the images in batches, in the order of `order`, as in `evaluate`.
 
-        Raises:
-          ValueError: there are no images, or their form is not that of the training images.
+        Raises ValueError if there are no images, or their form is not that of the training images.
         """
         images = np.asarray(images)
         return self.predict(len(images), images.__getitem__)
@@ -69,11 +68,7 @@ class Predictor(NamedTuple):
         return zip(index, self.stream(map(read, index)), strict=True)
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields probabilities f[b, ...] of each batch [b, ...] of one client, b <= B.
-
-        Raises:
-          ValueError: see `__call__`.
-        """
+        """Yields probabilities f[b, ...] of each batch [b, ...] of one client, b <= B."""
         carry = self.start()
         for images in map(as_images, batches):
             self.check(images)
@@ -120,9 +115,9 @@ def from_choice(
 ) -> Predictor:
     """Returns a predictor by an adaptation; see `Predictor` and `step_of` for the arguments."""
     variables = predicting(variables)  # an adaptation moves the parameters that predict
-    step, start = jax.jit(step_of(choice.adaptation, prepare)), choice.adaptation.init
-    of_model = partial(start, variables), partial(step, variables)
-    return Predictor(*of_model, check, choice.batch_size, choice.order)
+    start = partial(choice.adaptation.init, variables)
+    step = partial(jax.jit(step_of(choice.adaptation, prepare)), variables)
+    return Predictor(start, step, check, choice.batch_size, choice.order)
 
 
 def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,19 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
-from fedjax_bn.flower.members import Met, meet, read_clients, write_clients
-from fedjax_bn.flower.messages import (
-    Answer,
-    Hello,
-    Order,
-    arrays_in,
-    packed,
-    record_in,
-    recorded,
-    scores_in,
-)
+from fedjax_bn.flower.members import Members
+from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import Run, run_of
+from fedjax_bn.flower.site import load_own, save_own
+from fedjax_bn.state import Own
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -47,14 +41,17 @@ def saying(client, hello=HELLO, change=None):
     return answer
 
 
-def prints_of(numbers=(10, 11, 12), **keys):
-    """The fingerprints that the server shows of nodes which present themselves as 0, 1, 2."""
-    grid = LocalGrid({number: saying(k) for k, number in enumerate(numbers)})
-    grid.keys |= {int(number[1:]): key for number, key in keys.items()}
-    return [*meet(grid, Met(), ORDER, RUN).keys.values()]
+def met(nodes, keys=(), run=RUN, place=Path("none")):
+    """The members that a server has after it has met some nodes."""
+    grid = LocalGrid(nodes)
+    grid.keys |= dict(keys)
+    members = Members(grid, run, place)
+    members.meet(ORDER)
+    return members
 
 
-PRINTS = prints_of()
+# The fingerprints that the server shows of nodes 10, 11 and 12.
+PRINTS = [*met({10 + k: saying(k) for k in range(3)}).keys.values()]
 
 
 def about(**entries):
@@ -73,13 +70,23 @@ HUGE = "é\n\u202e" * 400_000
         (saying(0, change=about(size=9.0)), "the message's about must hold"),
         (saying(-1), "client -1 with"),
         (saying(True), "the message's header must hold"),
-        (saying(0, HELLO._replace(form=HUGE)), "is not a JSON object"),
-        (saying(0, HELLO._replace(form="[" * 10**6)), "is not a JSON object"),
-        (saying(0, HELLO._replace(form="[]")), "is not a JSON object"),
-        (saying(0, HELLO._replace(form="{}")), "no samples have the form"),
-        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[999999, 999999]"))), "(shape)"),
-        (saying(0, HELLO._replace(form=FORM.replace("3", "2147483647", 1))), "(num_classes)"),
-        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "(shape)"),
+        *(
+            (saying(0, HELLO._replace(form=form)), "no samples have the form")
+            for form in (
+                HUGE,
+                "[" * 10**6,
+                "[]",
+                "{}",
+                FORM.replace("[6]", "[999999, 999999]"),
+                FORM.replace("[6]", "[1e400]"),
+                FORM.replace("[6]", "[6.0]"),
+                FORM.replace("3", "2147483647", 1),
+                FORM.replace("3", "true", 1),
+                FORM.replace("}", ', "boxes": 2147483647}'),
+                FORM.replace("}", ', "masks": ["mask"]}'),
+                FORM.replace("}", ', "classes": [1, 2, 3]}'),
+            )
+        ),
         (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
         (saying(0, change=lambda c: c.update(header=MetricRecord())), "but it holds nothing"),
         (lambda message: Message(Error(3, HUGE), reply_to=message), "it failed: "),
@@ -87,10 +94,9 @@ HUGE = "é\n\u202e" * 400_000
     ],
 )
 def test_a_hello_that_cannot_be_used_leaves_its_node_out_and_no_other(said, why):
-    grid = LocalGrid({10: said, 11: saying(1)})
-    met = meet(grid, Met(), ORDER, RUN)
-    assert list(met.members) == [1]
-    ((node, reason),) = met.refused.items()
+    members = met({10: said, 11: saying(1)})
+    assert list(members.connected) == [1]
+    ((node, reason),) = members.refused.items()
     assert node == f"node 10 {PRINTS[0]}"
     assert why in reason
     assert len(reason) <= 500
@@ -98,59 +104,54 @@ def test_a_hello_that_cannot_be_used_leaves_its_node_out_and_no_other(said, why)
 
 def test_names_are_cut_and_made_unique_and_who_is_gone_keeps_its_size():
     names = ("hospital", "hospital", "mean")
-    grid = LocalGrid({10 + k: saying(k, HELLO._replace(name=name)) for k, name in enumerate(names)})
-    met = meet(grid, Met(), ORDER, RUN)
-    assert [*map(met.name, range(3))] == ["hospital", "hospital-1", "mean-2"]
-    del grid.nodes[10]
-    met = meet(grid, met, ORDER, RUN)
-    assert list(met.members) == [1, 2]
-    assert met.sizes == {0: 9, 1: 9, 2: 9}
-    met = meet(LocalGrid({10: saying(0, HELLO._replace(name=HUGE))}), Met(), ORDER, RUN)
-    assert len(met.name(0)) <= 80
-    assert met.name(0).isprintable()
+    members = met({10 + k: saying(k, HELLO._replace(name=name)) for k, name in enumerate(names)})
+    assert [*map(members.name, range(3))] == ["hospital", "hospital-1", "mean-2"]
+    del members.grid.nodes[10]
+    members.meet(ORDER)
+    assert list(members.connected) == [1, 2]
+    assert members.sizes == {0: 9, 1: 9, 2: 9}
+    name = met({10: saying(0, HELLO._replace(name=HUGE))}).name(0)
+    assert len(name) <= 80
+    assert name.isprintable()
 
 
 def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tmp_path):
-    grid = LocalGrid({10: saying(0), 11: saying(1)})
-    met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
+    members = met({10: saying(0), 11: saying(1)}, place=tmp_path)
+    members.save()
     stored = json.loads((tmp_path / "clients.json").read_text())
     assert stored["0"] == {"name": "one", "key": PRINTS[0], "size": 9}
     assert stored["2"] == {"name": "client-2", "key": ""}
-    again = read_clients(tmp_path, 3)
-    assert (again.names, again.keys, again.sizes) == (met.names, met.keys, met.sizes)
+    again = Members(LocalGrid({}), RUN, tmp_path)
+    assert (again.keys, again.sizes) == (members.keys, members.sizes)
     # Client 0 is away, and others claim its number, or a second one.
-    found = meet(LocalGrid({12: saying(0), 11: saying(2)}), again, ORDER, RUN)
-    assert not found.members
-    assert f"client 0, which is bound to {PRINTS[0]}" in found.refused[f"node 12 {PRINTS[2]}"]
-    assert f"{PRINTS[1]}, which is bound to clients [1]" in found.refused[f"node 11 {PRINTS[1]}"]
+    liars = met({12: saying(0), 11: saying(2)}, place=tmp_path)
+    assert not liars.connected
+    assert f"client 0, which is bound to {PRINTS[0]}" in liars.refused[f"node 12 {PRINTS[2]}"]
+    assert f"{PRINTS[1]}, which is bound to clients [1]" in liars.refused[f"node 11 {PRINTS[1]}"]
     # It comes back as another node, and keeps its name whatever it says.
-    back = LocalGrid({13: saying(0, HELLO._replace(name="two"))})
-    back.keys[13] = key_of(10)
-    assert meet(back, again, ORDER, RUN).name(0) == "one"
+    back = met({13: saying(0, HELLO._replace(name="two"))}, {13: key_of(10)}, place=tmp_path)
+    assert back.connected
+    assert back.name(0) == "one"
 
 
 def test_rounds_without_the_names_of_their_clients_are_refused(tmp_path):
-    assert read_clients(tmp_path, 3) == Met()
     (tmp_path / "metrics.jsonl").write_text(
         '{"round": 1, "loss": {}, "weights": {}, "seconds": 1}\n'
     )
     with pytest.raises(WorkdirError, match=r"clients\.json"):
-        read_clients(tmp_path, 3)
+        Members(LocalGrid({}), RUN, tmp_path)
 
 
 def test_a_list_of_keys_or_none_can_be_asked_for():
     listed = RUN._replace(client_keys=",".join(PRINTS))
-    met = meet(LocalGrid({11: saying(0), 10: saying(1), 12: saying(2)}), Met(), ORDER, listed)
-    assert list(met.members) == [2]
-    grid = LocalGrid({11: saying(0)})
-    met = met._replace(again={})
-    assert meet(grid, met, ORDER, RUN._replace(client_keys="any")).members
+    assert list(met({11: saying(0), 10: saying(1), 12: saying(2)}, run=listed).connected) == [2]
+    assert met({11: saying(0)}, run=RUN._replace(client_keys="any")).connected
     for wrong in ("some", ",".join(PRINTS[:2]), ",".join(PRINTS[:1] * 3), f"{PRINTS[0]},a,b"):
         with pytest.raises(ConfigError, match="client-keys="):
             run_of({"config": "quickstart", "clients": 3, "client-keys": wrong})
-    grid.keys[11] = b"random bytes, as in Flower's simulation"
-    assert meet(grid, Met(), ORDER, RUN).keys == {}
-    assert not meet(grid, met, ORDER, listed).members
+    keys = {11: b"random bytes, as in Flower's simulation"}
+    assert met({11: saying(0)}, keys).keys == {}
+    assert not met({11: saying(0)}, keys, listed).connected
 
 
 def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
@@ -171,16 +172,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
     shown = subprocess.run(
         ["ssh-keygen", "-lf", "node.pub"], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    assert prints_of([10], n10=pem) == [shown.stdout.split()[1]]
-
-
-@pytest.mark.parametrize("score", [float("nan"), 100.5, -1.0, [1.0]])
-def test_a_score_that_is_no_percentage_is_refused(score):
-    content = packed(Answer("f", "fedavg", 0, 0), scores={"accuracy": 50})
-    assert scores_in(content) == {"accuracy": 50}
-    content["scores"]["accuracy"] = score
-    with pytest.raises(ValueError, match="from 0 to 100"):
-        scores_in(content)
+    assert met({10: saying(0)}, {10: pem}).keys == {0: shown.stdout.split()[1]}
 
 
 def arrays_of(reply):
@@ -219,7 +211,7 @@ LIES = [
     ("is float64[8000000]", changed(shared__params__out__bias=lambda x: np.zeros(8_000_000))),
     ("is complex128", changed(shared__params__out__bias=lambda x: x[BIAS] * 1j)),
     ("norm of its update", changed(shared__params__out__bias=lambda x: x[BIAS] + 1e300)),
-    ("it holds 20000", many),
+    ("arrays of 20000", many),
     ("the records []", no_arrays),
 ]
 
@@ -280,6 +272,59 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
     page = (tmp_path / "page.html").read_text()
     for why in (reason, LIES[0][0], "it is not connected"):
         assert why in page
+
+
+def spoilt_arrays(reply):
+    """Replaces an array by an .npy whose header is not a Python literal."""
+    record = reply.content.array_records["arrays"]
+    record["shared/params/out/bias"] = Array(
+        "float64", (3,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((((\n"
+    )
+
+
+def of_another_method(reply):
+    header = record_in(reply.content, Answer)._replace(method="scaffold")
+    reply.content = packed(header, reply.content.array_records["arrays"])
+
+
+WRONG = {
+    "the array shared/params/out/bias cannot be read": spoilt_arrays,
+    "it answers for scaffold and round 2, not for fedbn": of_another_method,
+    "did not answer in time": None,
+}
+
+
+def test_who_answers_wrongly_or_hangs_is_left_out_and_the_rounds_go_on(folder, tmp_path):
+    config = run_config(tmp_path / "server", "method=fedbn,rounds=3", minimum=1, time_limit=1)
+    grid = LocalGrid(nodes_of(folder, config))
+    honest, spoilers = grid.nodes[11], [*WRONG.values()]
+
+    def spoils(message):
+        reply = honest(message)
+        if message.metadata.message_type == "train":
+            spoilers.pop(0)(reply)
+            if not spoilers[0]:
+                grid.nodes[11] = None  # from now on it never answers
+        return reply
+
+    grid.nodes[11] = spoils
+    _, records = serve(grid, run_of(config), folder)
+    for record, reason in zip(records, WRONG, strict=True):
+        assert list(record["left_out"]) == ["client-1"]
+        assert reason in record["left_out"]["client-1"]
+        assert np.isfinite(record["loss"]["client-0"])
+
+
+def test_a_task_that_was_held_up_takes_nothing_from_one_of_a_later_round(tmp_path):
+    own = Own({"params": {"scale": np.ones(2)}}, ())
+    for number in (5, 7, 6):  # both began with 5
+        save_own(tmp_path, number, own, 5)
+    assert load_own(tmp_path, 7, own)
+    save_own(tmp_path, 8, own, 7)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "own-00000007.npz",
+        "own-00000008.npz",
+    ]
 
 
 def test_two_clients_of_different_forms_write_nothing(folder, tmp_path):

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from fedjax_bn.flower.host import Host
 from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.settings import config_of, run_of
+from fedjax_bn.flower.settings import config_of
 from fedjax_bn.training import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
 from flower_processes import (
@@ -103,10 +103,9 @@ def checkpoint_of(workdir: Path, number: int) -> Path:
 def behind(federation, workdir, changes):
     """What the server has kept in its workdir, and the federation's name."""
     config = config_of("config.py", changes, federation.app)
-    run = run_of({"config": "config.py", "changes": changes, "clients": 2})
     about = json.loads((workdir / "config.json").read_text())
     order = Order(about["data"], config.method, 0, 2, about["sizes"]["longest"], False)
-    like = jax.eval_shape(Host(config, run, order, about["samples"]).start)
+    like = jax.eval_shape(Host(config, order, about["samples"]).start)
     latest = any((workdir / "checkpoints" / "latest").iterdir())
     kind = "latest" if latest else "selected"  # which was the last round too
     with checkpoint.open_folder(workdir / "checkpoints" / kind, keep=2) as manager:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.host import Host, Kept, by_stack, by_sums
-from fedjax_bn.flower.members import Accepted, Met, write_clients
+from fedjax_bn.flower.members import Accepted, Members
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.server import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
@@ -174,25 +175,30 @@ def host(request, x64):
     add, step = way(request.param, ())
     config = SimpleNamespace(weigh="", method="fedavg", clients_named=100)
     return SimpleNamespace(
-        order=ORDER, form=FORM, run=RUN, config=config, upload=FORMS[0], personal=(), add=add,
+        order=ORDER, form=FORM, config=config, upload=FORMS[0], personal=(), add=add,
         step=step, participation=Participation(0, "uniform", 0.0, None, False),
         keys=SimpleNamespace(participation=jax.random.key(0)),
     )  # fmt: skip
 
 
-def played(grid, host, kept=None, met=None, write=lambda met: met):
+@pytest.fixture
+def members(tmp_path):
+    return Members(Sites(), RUN, tmp_path)
+
+
+def played(host, members, kept=None):
     with jax.numpy_dtype_promotion("standard"):
-        return play(grid, host, met or Met(), kept or begun(), write)
+        return play(host, members, kept or begun())
 
 
 RULES = [(by_size, 1), (risk_extrapolation(), 3)]
 
 
 @pytest.mark.parametrize(("host", "most"), RULES, indirect=["host"])
-def test_a_round_by_sums_holds_one_upload_at_a_time_and_compiles_once(host, most, caplog):
-    grid = Sites()
+def test_a_round_by_sums_holds_one_upload_at_a_time_and_compiles_once(host, members, most, caplog):
+    grid = members.grid
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        _, record, _ = played(grid, host)
+        _, record = played(host, members)
     assert (len(grid.arrived), grid.most) == (3, most)
     assert caplog.text.count("Compiling jit(put)") == (most == 1)
     if most == 1:
@@ -200,11 +206,11 @@ def test_a_round_by_sums_holds_one_upload_at_a_time_and_compiles_once(host, most
         assert record["weights"] == pytest.approx(expected)
 
 
-def test_who_is_late_makes_no_other_late_and_the_order_of_arrival_does_not_matter(host):
+def test_who_is_late_makes_no_other_late_and_the_order_of_arrival_does_not_matter(host, members):
     """Node 10 never answers, so that the others' answers are fetched after the time limit."""
-    _, _, met = played(Sites(), host)
-    grid = Sites(10)
-    kept, record, _ = played(grid, host, met=met)
+    members.meet(ORDER)
+    members.grid = grid = Sites(10)
+    kept, record = played(host, members)
     assert record["left_out"] == {"client-0": "it did not answer in time"}
     assert [*record["weights"].values()] == pytest.approx([0, 4 / 9, 5 / 9])
     np.testing.assert_array_equal(kept.taken, [2, 5, 5])
@@ -230,39 +236,42 @@ def asked_of(grid, place):
     return found
 
 
-def test_a_client_that_was_started_again_with_other_data_takes_part_again(host):
-    grid = Sites()
-    kept, _, met = played(grid, host)
+def test_a_client_that_was_started_again_with_other_data_takes_part_again(host, members):
+    grid = members.grid
+    kept, _ = played(host, members)
     grid.size[1] = 9
     asked_of(grid, 1)
-    kept, record, met = played(grid, host, kept, met)
+    kept, record = played(host, members, kept)
     assert "it speaks for client 1 with 9 samples" in record["left_out"]["client-1"]
     assert asked_of(grid, 1) == ["train"]
-    kept, record, met = played(grid, host, kept, met)
+    kept, record = played(host, members, kept)
     assert "left_out" not in record
     assert record["weights"]["client-1"] == pytest.approx(9 / 17)
     assert asked_of(grid, 1) == ["query", "train"]
-    played(grid, host, kept, met)
+    played(host, members, kept)
     assert asked_of(grid, 1) == ["train"]
 
 
-def test_a_client_that_is_another_one_now_is_held_to_its_key(host):
-    grid = Sites()
-    kept, _, met = played(grid, host)
-    grid.number[2] = 0
-    kept, record, met = played(grid, host, kept, met)
+def test_a_client_that_is_another_one_now_is_held_to_its_key_and_asked_after_a_pause(host, members):
+    kept, _ = played(host, members)
+    members.grid.number[2] = 0
+    kept, record = played(host, members, kept)
     assert list(record["left_out"]) == ["client-2"]
-    kept, record, met = played(grid, host, kept, met)
+    kept, record = played(host, members, kept)
     assert record["left_out"] == {"client-2": "it is not connected"}
     (reason,) = record["refused"].values()
     assert "it presents itself as client 0, which is bound to SHA256:" in reason
-    assert 12 in met.again
+    asked_of(members.grid, 2)
+    played(host, members, kept)
+    assert asked_of(members.grid, 2) == []
 
 
-def test_a_client_that_changes_in_each_round_is_asked_anew_once_and_then_after_a_pause(host):
-    host.run = RUN._replace(attempts=3, minimum=3)
-    grid = Sites()
-    kept, _, met = played(grid, host)
+def test_a_client_that_changes_in_each_round_is_asked_anew_once_and_then_after_a_pause(
+    host, members
+):
+    members.run = RUN._replace(attempts=3, minimum=3)
+    grid = members.grid
+    kept, _ = played(host, members)
     asked_of(grid, 1)
 
     def changes(message):
@@ -271,103 +280,99 @@ def test_a_client_that_changes_in_each_round_is_asked_anew_once_and_then_after_a
 
     grid.nodes[11] = changes
     with pytest.raises(TooFewError):
-        played(grid, host, kept, met)
+        played(host, members, kept)
     assert asked_of(grid, 1) == ["train", "query", "train", "train"]
 
 
-def test_bindings_are_stored_before_a_client_trains(host, tmp_path):
-    grid = Sites()
-
+def test_bindings_are_stored_before_a_client_trains(host, members, tmp_path):
     def dies(message):
         if message.metadata.message_type == "train":
             raise KeyboardInterrupt
-        return grid.answer(2, message)
+        return members.grid.answer(2, message)
 
-    grid.nodes[12] = dies
+    members.grid.nodes[12] = dies
     with pytest.raises(KeyboardInterrupt):
-        played(grid, host, write=partial(write_clients, tmp_path, clients=3))
+        played(host, members)
     stored = json.loads((tmp_path / "clients.json").read_text())
     assert len({entry["key"] for entry in stored.values()}) == 3
 
 
 @pytest.mark.parametrize("host", [krum(malicious=0)], indirect=True)
-def test_a_round_of_krum_with_too_few_clients_is_shown_as_in_a_simulation(host, caplog):
+def test_a_round_of_krum_with_too_few_clients_is_shown_as_in_a_simulation(host, members, caplog):
     """It needs three clients, and one of them is away."""
-    grid = Sites()
-    kept, record, met = played(grid, host)
+    kept, record = played(host, members)
     assert sorted(record["weights"].values()) == [0, 0, 1]
-    del grid.nodes[11]
+    del members.grid.nodes[11]
     with caplog.at_level(logging.WARNING, "flwr"):
-        after, record, _ = played(grid, host, kept, met)
+        after, record = played(host, members, kept)
     assert record["weights"] == {"client-0": 0, "client-1": 0, "client-2": 0}
     assert "round 6: no client counts: the shared leaves stay" in caplog.text
     np.testing.assert_array_equal(after.state.weights, kept.state.weights)
 
 
 @pytest.mark.parametrize("host", [risk_extrapolation()], indirect=True)
-def test_a_negative_risk_leaves_its_client_out_and_ends_a_round_that_needs_it(host):
-    grid = Sites()
-    grid.risk[1] = -1.0
-    kept, record, met = played(grid, host)
+def test_a_negative_risk_leaves_its_client_out_and_ends_a_round_that_needs_it(host, members):
+    members.grid.risk[1] = -1.0
+    kept, record = played(host, members)
     np.testing.assert_array_equal(kept.taken, [5, 3, 5])
     assert record["left_out"] == {"client-1": "the weighing rule of fedavg cannot weigh its risk"}
     assert record["weights"]["client-0"] > 0 == record["weights"]["client-1"]
-    host.run = RUN._replace(minimum=3)
-    with pytest.raises(RiskError, match="gave weights that are not finite"):
-        played(grid, host, kept, met)
+    members.run = RUN._replace(minimum=3)
+    with pytest.raises(RiskError, match="weights that are not finite"):
+        played(host, members, kept)
 
 
 def test_krum_with_too_few_clients_is_refused_before_the_first_round():
     changes = "method=fedavg,model=MLP,mesh.clients=1,weigh=krum:malicious=1,clients_per_round=4"
     config = config_of("quickstart", changes, ".")
     with pytest.raises(ConfigError, match=r"krum.*\b4\b"):
-        Host(config, RUN._replace(clients=6), ORDER, FORM)
+        Host(config, ORDER._replace(population=6), FORM)
 
 
 @pytest.mark.parametrize("way", [summed, stacked])
-def test_a_servers_step_that_is_not_finite_is_recorded(host, way, caplog):
+def test_a_servers_step_that_is_not_finite_is_recorded(host, members, way, caplog):
     """A client can cause it with numbers that are finite, such as a divisor of 1e-300."""
     far = averaging(lambda shared, personal: (), lambda sent, one: sent + one.message / 1e-320)
     host.add, host.step = way(by_size, (), far)
     with caplog.at_level(logging.WARNING, "flwr"):
-        after, record, _ = played(Sites(), host, kept := begun())
+        after, record = played(host, members, kept := begun())
     assert record["server_finite"] is False
     assert "round 5: the server's step is not finite: the shared leaves stay" in caplog.text
     jax.tree.map(np.testing.assert_array_equal, after.state.shared, kept.state.shared)
 
 
-def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
+def test_scores_that_some_rounds_or_clients_lack_end_no_run(host, members):
     """Clients 0 and 1 come to be evaluated after client 2, which has no validation samples."""
-    grid = Sites()
-    kept, _, met = played(grid, host)
-    alone = met._replace(members={2: met.members[2]})
-    grid.scores[2] = {"accuracy": 40.0}
-    first = {"round": 1} | evaluate(grid, host, alone, kept)
-    grid.scores[2] = {"validation": 99.0}
-    assert evaluate(grid, host, alone, kept) == {}
-    second = {"round": 2} | evaluate(grid, host, met, kept)
+    kept, _ = played(host, members)
+    connected, scores = members.connected, members.grid.scores
+    members.connected = {2: connected[2]}
+    scores[2] = {"accuracy": 40.0}
+    first = {"round": 1} | evaluate(host, members, kept)
+    for wrong in ({"validation": 99.0}, *({"accuracy": x} for x in (math.nan, 100.5, -1.0))):
+        scores[2] = wrong
+        assert evaluate(host, members, kept) == {}
+    members.connected = connected
+    second = {"round": 2} | evaluate(host, members, kept)
     assert second["validation"]["mean"] == 60.5
     assert select_round([first, second]) == select_round([first, second, first]) == 2
     assert not out_of_patience([first, second], 2)
 
 
-def test_the_record_says_which_samples_the_clients_are_scored_on(host):
-    grid = Sites()
-    kept, _, met = played(grid, host)
-    parts = [evaluate(grid, host, met, kept)["tested_on"]]
-    for scores in grid.scores:
+def test_the_record_says_which_samples_the_clients_are_scored_on(host, members):
+    kept, _ = played(host, members)
+    parts = [evaluate(host, members, kept)["tested_on"]]
+    for scores in members.grid.scores:
         scores["tested_on_validation"] = 100.0
-        parts.append(evaluate(grid, host, met, kept)["tested_on"])
+        parts.append(evaluate(host, members, kept)["tested_on"])
     mixed = "validation and test"
     assert [part["internal"] for part in parts] == ["test", mixed, mixed, "validation"]
 
 
-def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host):
-    grid = Sites()
-    kept, _, met = played(grid, host)
-    grid.form[1] = FORM.replace("uint8", "float32")
-    grid.size[1] = 9
-    kept, _, met = played(grid, host, kept, met)
-    kept, record, met = played(grid, host, kept, met)
+def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host, members):
+    kept, _ = played(host, members)
+    members.grid.form[1] = FORM.replace("uint8", "float32")
+    members.grid.size[1] = 9
+    kept, _ = played(host, members, kept)
+    kept, record = played(host, members, kept)
     assert "its samples are" in record["left_out"]["client-1"]
-    assert np.isnan(evaluate(grid, host, met, kept)["accuracy"]["client-1"])
+    assert np.isnan(evaluate(host, members, kept)["accuracy"]["client-1"])

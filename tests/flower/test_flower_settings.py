@@ -11,7 +11,7 @@ from fedjax_bn.run.files import finished
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.members import Met, meet
+from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
@@ -109,8 +109,9 @@ def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder, t
     changes = "weigh=generalization_adjustment,data.validation=0.2"
     config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config, report="sizes"))
-    met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, False), run_of(config))
-    assert not met.members
+    members = Members(grid, run_of(config), tmp_path)
+    members.meet(Order("f", "fedavg", 0, 2, 0, False))
+    assert not members.connected
     (_, reply), _ = grid.sent
     assert "sends this client's validation losses" in reply.error.reason
 

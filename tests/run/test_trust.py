@@ -16,12 +16,10 @@ import runs
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import MLP
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.finished import recorded_code
 from fedjax_bn.serving import folder as served_folder
-from fedjax_bn.serving.program import export
 
 CODE = """
 from pathlib import Path
@@ -169,7 +167,6 @@ def whole(tmp_path_factory):
     model, shape = MLP(num_classes=3), (4, 4, 3)
     start = jax.jit(lambda: model.init(jax.random.key(0), jnp.zeros((2, *shape))))()
     choice = choose_adaptation("tsmobn", model, 4)
-    programs = {"tsmobn": export(choice, start, standardize(), shape, "uint8")}
     about = served_folder.About(
         **{"form": 1, "library": "", "model": "MLP", "compute_dtype": "float32"},
         **{"method": "fedavg", "dataset": "tiny", "round": 1, "classes": ["a", "b", "c"]},
@@ -178,7 +175,7 @@ def whole(tmp_path_factory):
         **{"orientation": "upright", "masks": ""},
     )
     place = tmp_path_factory.mktemp("whole") / "served"
-    served_folder.write_served(place, about, start, programs)
+    served_folder.write_served(place, about, start, {"tsmobn": choice})
     return place
 
 
@@ -247,10 +244,12 @@ def test_a_program_of_a_folder_needs_trust_and_makes_no_custom_call(served, tmp_
     assert "custom call" in said_by_predict(served, tmp_path, capfd, "--trust")
 
 
-def test_a_model_with_linear_algebra_is_refused_when_it_is_exported():
+def test_a_model_with_linear_algebra_is_refused_when_it_is_exported(whole, tmp_path):
     def factored(variables, carry, images, valid=None):
         return jnp.linalg.qr(images[:, 0, :, :])[0].reshape(len(images), -1), carry
 
     choice = Choice(Adaptation(lambda variables: (), factored), 4, 0)
+    variables, about = {"params": {"x": jnp.ones(1)}}, served_folder.read_about(whole)
     with pytest.raises(ValueError, match="custom call"):
-        export(choice, {"params": {"x": jnp.ones(1)}}, standardize(), (4, 4, 3), "uint8")
+        served_folder.write_served(tmp_path / "x", about, variables, {"own:qr": choice})
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
-have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
+have them all. Images may have any size and any format in `decode.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
 Unicode. Files that are not images (Thumbs.db, .DS_Store, notes) are left out. A link that leads
 nowhere is an error.

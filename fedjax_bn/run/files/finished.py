@@ -20,8 +20,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import is_of_masks, no_labels
-from fedjax_bn.engine.images import impossible_samples
+from fedjax_bn.data.label_trees import no_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config import check
 from fedjax_bn.run.config.defaults import base
@@ -145,16 +144,6 @@ def dataset_of(form: Record) -> Dataset:
     domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
     mean, std = tuple(form["mean"]), tuple(form["std"])
     return Dataset(form["dataset"], form["num_classes"], domains, mean, std)
-
-
-def impossible(form: Record) -> str:
-    """Returns the part of a form that no samples can have, such as "shape"; "" if some can."""
-    clients = form["clients"]
-    if not clients or len(set(clients)) < len(clients):
-        return "clients"
-    if "masks" in form and not is_of_masks(form["masks"], form["shape"]):
-        return "masks"
-    return impossible_samples(form["shape"], form["dtype"], form["mean"], form["std"])
 
 
 def recorded_code(

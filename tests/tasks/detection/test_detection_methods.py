@@ -36,17 +36,8 @@ def make(name, optimizer=SGD, **options):
 
 
 TRAINED = (
-    "fedprox",
-    "fedbn",
-    "silobn",
-    "singleset",
-    "scaffold",
-    "fednova",
-    "fedadam",
-    "feddc",
-    "perfedavg",
-    "fedcd",
-    "feddg",
+    *("fedavg", "fedprox", "fedbn", "silobn", "singleset", "scaffold", "fednova", "fedadam"),
+    *("feddc", "perfedavg", "fedcd", "feddg"),
 )
 
 
@@ -64,7 +55,7 @@ def in_float32():
     )
 
 
-@pytest.mark.parametrize("name", [*TRAINED, "fedsam", "harmofl", "mixstyle"])
+@pytest.mark.parametrize("name", ["scaffold", "fedsam", "harmofl", "mixstyle"])
 def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
     """Nothing is compiled here; that losses fall is shown by the slow test below."""
     method, (variables, batches) = of_name(name), in_float32()
@@ -75,7 +66,7 @@ def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", *TRAINED])
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_method_that_needs_no_logits_trains_a_detector(name):
     method, (variables, batches) = of_name(name), in_float32()
     state = method.init(KEY, variables, 2)
@@ -136,13 +127,6 @@ def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
     masks = ours.pop("mask")
     np.testing.assert_allclose(masks["tap0"], np.ones(6), rtol=1e-12)
     assert_close(ours, global_variables(fedavg_rounds()[0]), rtol=1e-9, atol=1e-12)
-
-
-def test_rea_of_fedcd_weighs_by_the_detectors_losses(x64):
-    _, metrics = run_rounds(make("fedcd", eta=0.5), start(), detector_batches(), 1)
-    inverse = 1 / np.asarray(metrics["risk"])
-    score = 0.5 * inverse / inverse.sum() + np.array([6, 5]) / 11
-    np.testing.assert_allclose(metrics["weights"], np.exp(score) / np.exp(score).sum(), rtol=1e-12)
 
 
 def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():

@@ -1,4 +1,4 @@
-"""Decoding and suppression against plain loops, and mean average precision against COCO's."""
+"""Decoding and suppression against plain loops, mAP against COCO's, and pictures of boxes."""
 
 import contextlib
 import io
@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, outputs, sigmoid
+from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes, judge_boxes
 from fedjax_bn.tasks.detection.task import (
     THRESHOLDS,
     DetectedImages,
@@ -185,3 +187,42 @@ def test_the_score_is_over_all_valid_images_on_the_host_and_under_jit(x64):
     np.testing.assert_allclose(jax.jit(task.score.of_all)(kept), expected, rtol=1e-12)
     whole = detection(ANCHORS, score="mAP50-95").score.of_all(kept)
     np.testing.assert_allclose(whole, mean_average_precision(some, THRESHOLDS), rtol=1e-12)
+
+
+TRUE = ((0.1, 0.1, 0.3, 0.3), (0.5, 0.5, 0.9, 0.9), (0.6, 0.1, 0.8, 0.3), (0, 0, 0, 0))
+
+
+def picture(*found) -> BoxPicture:
+    """Rows (class, x1, y1, x2, y2), best first."""
+    table = np.array(found, float).reshape(-1, 5)
+    scores = np.linspace(0.9, 0.5, len(table))
+    image = np.full((40, 40, 3), 128, np.uint8)
+    classes = table[:, 0].astype(int)
+    return BoxPicture(
+        image, table[:, 1:], scores, classes, np.array(TRUE), np.array([0, 1, -3, -1])
+    )
+
+
+def test_a_box_is_found_once_by_the_best_of_its_class_and_crowds_are_not_missed():
+    right, missed = judge_boxes(
+        picture(
+            (0, 0.1, 0.1, 0.3, 0.32),  # right
+            (0, 0.1, 0.1, 0.3, 0.3),  # the same once more
+            (0, 0.5, 0.5, 0.9, 0.9),  # another class
+            (1, 0.5, 0.5, 0.69, 0.9),  # IoU below a half
+            (-1, 0, 0, 0, 0),
+        )
+    )
+    assert right.tolist() == [True, False, False, False, False]
+    assert missed.tolist() == [False, True, False, False]
+    right, missed = judge_boxes(picture())
+    assert missed.tolist() == [True, True, False, False]
+
+
+def test_right_wrong_and_missed_boxes_are_drawn_in_their_colours():
+    rows = {"a": [picture((0, 0.1, 0.1, 0.3, 0.3)), picture((1, 0.1, 0.1, 0.2, 0.2))]}
+    pixels = np.asarray(Image.open(io.BytesIO(found_boxes(rows, ("cat", "d$g")))).convert("RGB"))
+    for colour in ((0, 255, 0), (255, 0, 0), (255, 165, 0)):
+        assert (pixels == colour).all(-1).sum() > 20
+    none = {"a": [picture((0, 0.1, 0.1, 0.3, 0.3), (1, 0.5, 0.5, 0.9, 0.9))]}
+    assert found_boxes(none, ("cat", "dog")) != found_boxes(rows, ("cat", "dog"))

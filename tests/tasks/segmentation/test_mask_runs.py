@@ -14,14 +14,11 @@ import square_masks
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models import UNet
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
-from fedjax_bn.serving import load, predict_masks
-from fedjax_bn.serving.predict_masks import of_files
+from fedjax_bn.serving import load, predict
 from fedjax_bn.serving.predictor import from_choice
-from fedjax_bn.serving.program import export, open_program, write_program
 from fedjax_bn.task import segmentation
 
 DATA = square_masks.dataset()
@@ -171,46 +168,59 @@ class Brightness:
             yield index, np.stack([1 - light, light], -1)
 
 
-def predicted(folder, images, masks):
-    files = [folder / f"{number}.png" for number in range(len(images))]
-    for file, image in zip(files, images, strict=True):
-        Image.fromarray(image).save(file)
-    asked = about(masks)
-    found = dict(predict_masks.predicted(of_files(files, folder, asked), Brightness(), asked))
-    return [found[k] for k in range(len(images))]
+@pytest.fixture
+def write_bright(tmp_path, monkeypatch):
+    """Writes the masks that `Brightness` predicts of files, as a model of some facts would."""
+
+    def write(data, out, masks, **facts):
+        place = tmp_path / "model"
+        place.mkdir(exist_ok=True)
+        asked = about(masks, form=served_folder.FORM, **facts)
+        (place / "model.json").write_text(json.dumps(asked._asdict()))
+        predict.run(str(place), str(data), out=str(out))
+
+    monkeypatch.setattr(predict, "load", lambda *given, **more: Brightness())
+    return write
 
 
-def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back(tmp_path):
+def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back(tmp_path, write_bright):
     shapes = [(16, 16), (40, 23), (9, 60), (33, 16)]
     rng = np.random.default_rng(0)
+
+    def masks_of(images, kind):
+        write_images(tmp_path / kind, images)
+        write_bright(tmp_path / kind, tmp_path / f"masks {kind}", kind)
+        for number in range(len(images)):
+            path = tmp_path / f"masks {kind}" / f"part{number % 2}" / f"{number:02}.png"
+            yield np.asarray(Image.open(path))
+
     images = [rng.integers(0, 2, (*shape, 3), np.uint8) * 255 for shape in shapes]
-    for image, mask in zip(images, predicted(tmp_path, images, "tiles"), strict=True):
-        np.testing.assert_array_equal(mask, image[..., 1] > 127)
+    for image, mask in zip(images, masks_of(images, "tiles"), strict=True):
+        np.testing.assert_array_equal(mask, image[..., 1])
     images = [np.zeros((*shape, 3), np.uint8) for shape in shapes]
     for image in images:
         image[:, image.shape[1] // 3 :] = 255
-    for image, mask in zip(images, predicted(tmp_path, images, "resize"), strict=True):
+    for image, mask in zip(images, masks_of(images, "resize"), strict=True):
         assert mask.shape == image.shape[:2]
         edge = np.abs(np.arange(mask.shape[1]) + 0.5 - mask.shape[1] // 3)
         far = edge > mask.shape[1] / 16  # a pixel of the stretched image
-        np.testing.assert_array_equal(mask[:, far], image[:, far, 0] > 127)
+        np.testing.assert_array_equal(mask[:, far], image[:, far, 0])
 
 
-def test_an_image_that_exif_turns_has_a_mask_as_viewers_show_it(tmp_path):
+def test_an_image_that_exif_turns_has_a_mask_as_viewers_show_it(tmp_path, write_bright):
     image = np.zeros((16, 24, 3), np.uint8)
     image[:, :12] = 255  # the left half of the rows as stored
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter, clockwise
     Image.fromarray(image).save(tmp_path / "a.png", exif=exif)
     for orientation, turns in (("upright", -1), ("stored", 0)):
-        asked = about("tiles", orientation=orientation)
-        pictures = of_files([tmp_path / "a.png"], tmp_path, asked)
-        ((_, mask),) = predict_masks.predicted(pictures, Brightness(), asked)
-        np.testing.assert_array_equal(mask, np.rot90(image[..., 0] > 127, turns))
+        out = tmp_path / orientation
+        write_bright(tmp_path / "a.png", out, "tiles", orientation=orientation)
+        np.testing.assert_array_equal(Image.open(out / "a.png"), np.rot90(image[..., 0], turns))
 
 
 @pytest.mark.parametrize("crop", [0, 16])
-def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop):
+def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop, write_bright):
     nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
     voxels = np.zeros((24, 20, 5), np.int16)  # columns, rows, slices
     voxels[4:12, 6:14, 2] = voxels[8:16, 8:12, 3] = 900
@@ -221,9 +231,7 @@ def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop):
     volume = nibabel.Nifti1Image(voxels, affine)
     volume.header["descrip"], volume.header["cal_max"] = b"T2", 900
     volume.to_filename(path)
-    asked = about("resize", channels="neighbours", crop=crop)
-    pictures = predict_masks.of_scans([path], tmp_path / "in", asked)
-    predict_masks.write_masks(pictures, Brightness(), asked, str(out))
+    write_bright(tmp_path / "in", out, "resize", channels="neighbours", crop=crop)
     mask = nibabel.load(out / "ward" / "case.nii.gz")
     np.testing.assert_allclose(mask.affine, affine)
     assert (mask.get_data_dtype(), bytes(mask.header["descrip"])[:2]) == (np.uint8, b"T2")
@@ -241,7 +249,9 @@ def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop):
 
 
 @pytest.mark.parametrize("codes", ["LPS", "PIR", "SLA"])
-def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(tmp_path, codes):
+def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(
+    tmp_path, codes, write_bright
+):
     nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
     from nibabel.orientations import axcodes2ornt
 
@@ -250,11 +260,11 @@ def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(tmp_path, 
     affine[:3, 3] = 7, -9, 2
     upright = nibabel.Nifti1Image(noise, affine)
     turned = upright.as_reoriented(axcodes2ornt(codes))  # exchanges and mirrors in any order
-    asked, masks, areas = about("resize", channels="neighbours"), {}, {}
+    masks, areas = {}, {}
     for name, volume in (("upright", upright), ("turned", turned)):
         volume.to_filename(tmp_path / f"{name}.nii")
-        pictures = predict_masks.of_scans([tmp_path / f"{name}.nii"], tmp_path, asked)
-        predict_masks.write_masks(pictures, Brightness(), asked, str(tmp_path / name))
+        path, out = tmp_path / f"{name}.nii", tmp_path / name
+        write_bright(path, out, "resize", channels="neighbours")
         masks[name] = nibabel.load(tmp_path / name / f"{name}.nii")
         areas[name] = (tmp_path / name / "areas.csv").read_text().replace(name, "")
     assert masks["turned"].shape == turned.shape
@@ -276,9 +286,10 @@ def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_backgr
     found = from_choice(choice, variables, prepare, lambda images: None)(UNSEEN.images)
     assert found.shape == (13, 16, 16, 2)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
-    program = export(choice, variables, prepare, (16, 16, 3), "uint8")
-    facts = write_program(tmp_path, adapt, program)
-    again = open_program(tmp_path, adapt, facts, to_named(variables), lambda images: None)
+    asked = about("resize", form=served_folder.FORM, model="my_model:Net", dtype="uint8")
+    asked = asked._replace(mean=[0.4], std=[0.3])
+    served_folder.write_served(tmp_path / "served", asked, variables, {adapt: choice})
+    again = load(tmp_path / "served", adapt, trust=True)
     np.testing.assert_allclose(again(UNSEEN.images), found, atol=1e-6)
     if adapt == "running":
         inputs = prepare(jnp.asarray(UNSEEN.images), jnp.float32)

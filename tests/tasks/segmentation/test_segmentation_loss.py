@@ -108,8 +108,7 @@ def test_a_value_that_is_no_class_is_no_label_and_other_logits_are_refused():
             loss(logits[..., :1].repeat(channels, -1), {"mask": mask}, valid)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize(("dtype", "by_sample"), [(jnp.float16, True), (jnp.bfloat16, False)])
 def test_logits_of_16_bits_have_the_loss_of_their_values(dtype, by_sample):
     """4x256x256 pixels are four times as many as float16 can count."""
     rng = np.random.default_rng(0)

@@ -1,17 +1,25 @@
-"""A run on images with masks: from a configuration to Dice, distances, pictures and a report."""
+"""A run on images with masks: its task, and from a configuration to Dice, pictures and a report."""
 
 import csv
+from functools import partial
 
+import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import masked
+import runs
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.models import UNet
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.method import MODELS, choose_task
 from fedjax_bn.run.finished_run import Request
+from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import read_answers
 
@@ -29,22 +37,6 @@ def config(monkeypatch):
     changed.predictions = "csv"
     changed.data.name, changed.data.path, changed.data.image_size = "discs", "/", masked.SIDE
     return changed
-
-
-def pictures_of(folder):
-    """The tags of pictures in a run's events."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    tags = []
-    for path in sorted((folder / "events").iterdir()):
-        data, start = path.read_bytes(), 0
-        while start < len(data):
-            length = int.from_bytes(data[start : start + 8], "little")
-            event = Event.FromString(data[start + 12 : start + 12 + length])
-            start += 16 + length
-            values = event.summary.value if event.HasField("summary") else ()
-            tags += [(event.step, one.tag) for one in values if one.HasField("image")]
-    return tags
 
 
 @pytest.mark.slow
@@ -84,3 +76,28 @@ def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
     assert result["unseen"] == summary["accuracy"]["unseen"]
     for name, row in summary["measures"]["internal"].items():
         assert result["measures"]["internal"][name] == pytest.approx(row)
+
+
+class Own(nn.Module):
+    """A network of a user: logits of each pixel, or of each second one."""
+
+    num_classes: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Conv(self.num_classes, (1, 1), self.stride)(images)
+
+
+def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
+    def of(model, data):
+        given = model(num_classes=3), data, jnp.zeros((1, 16, 16, 3)), Recipe(), False
+        return choose_task("package.module:Own", *given)
+
+    assert of(Own, masked.dataset()).segments == 3
+    for wrong in (MODELS["DigitCNN"], partial(Own, stride=2)):
+        with pytest.raises(ConfigError, match="UNet"):
+            of(wrong, masked.dataset())
+    for wrong in (UNet, Own):
+        with pytest.raises(ConfigError, match="classifier"):
+            of(wrong, runs.DATA)
