@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, class_logits
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_and_seen
 from fedjax_bn.arguments.ranges import Views, bounded
-from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.models.forward import forward
@@ -35,8 +34,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     class can be without support.
 
     Args:
-      supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
-        takes M times the memory of the classifier's kernel.
+      supports: M, from 1 to 1000; the carry takes M times the memory of the classifier's kernel.
     """
 
     def init(variables: Variables) -> _Supports:
@@ -76,37 +74,10 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     return Adaptation(init, predict)
 
 
-def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
-    return jnp.where(counts, values, 0).sum() / jnp.maximum(counts.sum(dtype=values.dtype), 1)
-
-
 def entropy(logits: jax.Array) -> jax.Array:
     """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
     logs = jax.nn.log_softmax(logits)
     return -(jnp.exp(logs) * logs).sum(-1)
-
-
-def without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Returns the images f[B, ...] with zeros in padding."""
-    if valid is None:
-        return images
-    return blank_padding({"image": images, "label": (), "valid": valid})["image"]
-
-
-def logits_and_seen(
-    model: Any, outputs: Any, valid: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count.
-
-    Outputs are f[B, C], or f[B, H, W, C] for segmentation; the model is for the error message.
-    """
-    logits = class_logits(model, outputs)
-    seen = jnp.ones(len(logits), bool) if valid is None else valid
-    seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
-    logits = logits.astype(promote(logits.dtype, jnp.float32))
-    # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
-    return jnp.where(seen[..., None], logits, 0), seen
 
 
 def _unit(x: jax.Array) -> jax.Array:

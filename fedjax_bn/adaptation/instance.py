@@ -1,4 +1,4 @@
-"""Adaptations that use each sample's own statistics: FedIG-A's zero-shot adapter and rivals."""
+"""Adaptations that use each sample's own statistics: instance norm and its mixtures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, each_by_itself, predict_each, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
@@ -17,26 +17,11 @@ from fedjax_bn.normalization.layer import (
     Statistics,
     StatisticsRule,
     is_spatial,
-    key_for,
     moments,
     running_statistics,
 )
 from fedjax_bn.normalization.mixig import mix_statistics
 from fedjax_bn.sharing import Variables, path_names
-
-
-def zero_shot_adapter(model: Any) -> Adaptation:
-    """Mixes each sample's statistics into the global ones by a learned alpha, in every batch norm.
-
-    FedIG-A (Eq. 7, Table 14). The variables need the collection `adapter`, which
-    `methods.fedig(..., adapter=True)` trains.
-    """
-
-    def predict(variables: Variables, images: jax.Array) -> jax.Array:
-        statistics = adapted_statistics(variables.get(COLLECTION, {}))
-        return predict_each(model, statistics, variables, images)
-
-    return each_by_itself(predict)
 
 
 def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
@@ -71,11 +56,7 @@ def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
 
 @bounded
 def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
-    """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
-
-    Args:
-      seed: seed of the random key in the carry.
-    """
+    """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c)."""
 
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
@@ -83,7 +64,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
         key, noise_key = jax.random.split(key)
 
         def draw(layer: Layer, size: int, dtype: Any) -> jax.Array:
-            return jax.random.uniform(key_for(layer, noise_key), (size,), dtype)
+            return jax.random.uniform(layer.key(noise_key), (size,), dtype)
 
         rule = _mixed_statistics(draw)
         # The batch passes whole, because every chunk would draw the same alphas.
@@ -108,10 +89,7 @@ def _mixed_statistics(weights: Callable[[Layer, int, Any], jax.Array | float]) -
 
 
 def learned_alpha(model: Any) -> Adaptation:
-    """Batch-instance normalization (Nam & Kim, NeurIPS 2018) with gates learned in training.
-
-    The variables need the gates (see `normalization.batch_instance.with_gates`).
-    """
+    """Batch-instance normalization (Nam & Kim, NeurIPS 2018) with gates learned in training."""
     return stateless(model, gated_statistics, per_sample=True)
 
 
@@ -160,9 +138,9 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance over the positions of all views have weight m, the running ones 1 - m. The
-    predictions are for the original images. Differs from the paper: the running statistics do not
-    move with the stream, so that samples are independent, as FedIG's Table 3c needs.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Differs
+    from the paper: the running statistics do not move with the stream, so that samples are
+    independent, as FedIG's Table 3c needs.
 
     Args:
       weight: m, weight of the sample's own statistics, in [0, 1].
@@ -176,8 +154,7 @@ def mixnorm(
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
             return running_statistics(layer, x)
-        # The batch consists of all originals, then all second views, and so on.
-        # One sample with its views is then a batch of its own, for `moments`.
+        # All originals, then all second views, ...: each sample with its views is its own batch.
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)

@@ -24,11 +24,6 @@ COLLECTION = "mask"
 FEATURES = "features"
 
 
-def split_masks(variables: Variables) -> tuple[Variables, Masks]:
-    """Returns the variables without their masks, and the masks or {}."""
-    return without(variables, COLLECTION), variables.get(COLLECTION, {})
-
-
 def multiply(masks: Masks) -> AbstractContextManager:
     """Returns a context in which modules have outputs masked by name -> f[C].
 
@@ -61,21 +56,19 @@ def with_masks(
       names: "features", or paths of modules. For a model with `taps` (name -> channels), such as a
         detector, "features" means all taps.
       images: f[B, ...]; only the shape counts. Without images, the number of channels of a layer's
-        output is the last axis of its kernel, scale or bias, and `classifier.last_dense` finds the
-        number of features. A mask of the wrong size raises an error when it is applied.
+        output is the last axis of its kernel, scale or bias.
 
     Raises:
-      ValueError: there is no intermediate of this name, its size cannot be found, or "features" is
-        requested and the classifier cannot be found.
+      ValueError: there is no intermediate of this name, or no classifier that reads "features".
     """
-    plain, masks = split_masks(variables)
+    plain, masks = without(variables, COLLECTION), variables.get(COLLECTION, {})
     taps = getattr(model, "taps", {})
     # A detector has no classifier: its features are all maps that its predictions read.
     named = [layer for name in names for layer in (taps if name == FEATURES and taps else (name,))]
     missing = [name for name in named if name not in masks]
     if images is None:
         channels = dict(taps)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(plain["params"]):
+        for path, leaf in jax.tree.leaves_with_path(plain["params"]):
             *module, kind = path_names(path)
             # Their last axis is the layer's number of output channels.
             if kind in ("kernel", "scale", "bias"):
@@ -86,9 +79,8 @@ def with_masks(
         channels[FEATURES] = sizes_of(model, plain, images).features
     if unknown := [name for name in missing if name not in channels]:
         raise ValueError(
-            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask; valid are "
-            f"{', '.join(sorted({*channels, FEATURES}))}, and all modules where "
-            "fedjax_bn.models.masks.with_masks gets images"
+            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask: choose one of "
+            f"{', '.join(sorted({*channels, FEATURES}))}, or give with_masks images for others"
         )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     ones = {name: jnp.ones(channels[name], dtype) for name in missing}
@@ -96,7 +88,7 @@ def with_masks(
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
-    """Name -> channels of every intermediate that can be masked, found by traces alone."""
+    """Name -> channels of every intermediate that can be masked."""
     channels = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:

@@ -27,7 +27,6 @@ from fedjax_bn.normalization.layer import (
     Statistics,
     StatisticsRule,
     is_spatial,
-    key_for,
     moments,
 )
 
@@ -84,7 +83,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
             return Statistics(*moments(x, valid)[:2])
         instance, received = deviations(layer, x)
         # Otherwise XLA:CPU would draw again in each loop that reads u.
-        u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
+        u = computed_once(draw(layer.key(key), x.shape[-1:], instance[0].dtype))
         mean, std = mix_statistics(instance, received, u)
         return handed_over(mean, std, layer, x)
 
@@ -114,7 +113,7 @@ def mixstyle_statistics(
         own_mean, own_var = instance_moments(x, layer.columns)
         style = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
         # By the layer's name, so that a layer draws the same wherever it is called.
-        keys = jax.random.split(key_for(layer, key), 3)
+        keys = jax.random.split(layer.key(key), 3)
         partner = jax.random.permutation(keys[0], x.shape[0])
         if valid is not None:  # a sample whose partner is padding keeps its own style
             partner = jnp.where(valid[partner], partner, jnp.arange(x.shape[0]))

@@ -12,12 +12,12 @@ from jax import lax
 from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
+    NHWC,
     UNIT_STRIDES,
     Shapes,
     algorithm_of,
     differentiated_twice,
 )
-from fedjax_bn.models.cpu.direct import NHWC
 
 # images, kernel, strides, padding
 SHAPES = [
@@ -123,7 +123,6 @@ LAYERS = [
     ((4, 8, 8, 16), (3, 3, 16, 32), 2, 1, "patches"),
     ((4, 4, 4, 16), (3, 3, 16, 16), 1, -1, "direct"),
     # YOLOv5n's, of 320 pixels.
-    ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "direct"),
     ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "direct"),
     ((4, 80, 80, 32), (1, 1, 32, 16), 1, 0, "patches"),
     # ResNet18's, of 64 pixels.
@@ -133,8 +132,7 @@ LAYERS = [
     # DigitCNN's.
     ((32, 28, 28, 3), (5, 5, 3, 64), 1, 2, "patches"),
     ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "transformed"),
-    # The stylist's of L2D, for images as small as digits and as large as photographs.
-    ((32, 28, 28, 3), (5, 5, 3, 3), 1, 0, "fast_fourier"),
+    # The stylist's of L2D.
     ((64, 208, 208, 3), (17, 17, 3, 3), 1, 16, "fast_fourier"),
 ]
 
@@ -198,10 +196,8 @@ def test_linen_convolutions_keep_their_meaning(arguments):
     assert_close(jax.jit(fast.apply)(variables, x), layer().apply(variables, x))
 
 
-@pytest.mark.parametrize("numbers", [("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "NHWC")])
-def test_other_dimension_orders_are_left_to_xla(numbers):
+def test_other_dimension_orders_are_left_to_xla():
     x, w = draw((2, 6, 6, 6), (6, 6, 3, 3), dtype=np.float32)
-    expected = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
-    np.testing.assert_array_equal(
-        convolve(x, w, (1, 1), "SAME", dimension_numbers=numbers), expected
-    )
+    arguments = {"padding": "SAME", "dimension_numbers": ("NHWC", "OIHW", "NHWC")}
+    expected = lax.conv_general_dilated(x, w, (1, 1), **arguments)
+    np.testing.assert_array_equal(convolve(x, w, (1, 1), **arguments), expected)
