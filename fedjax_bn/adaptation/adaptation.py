@@ -196,18 +196,17 @@ def following(adaptation: Adaptation) -> Adaptation:
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
     """Returns the adaptation with scale 1 and bias 0 in every batch norm (TsmoBN, Fig. 3d)."""
+    initial_values = {"scale": 1, "bias": 0}
 
     def plain(variables: Variables) -> Variables:
         layers = _require_batch_norm("without_affine", variables)
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
-            if tuple(module) not in layers or name not in ("scale", "bias"):
-                return leaf
-            return jnp.ones_like(leaf) if name == "scale" else jnp.zeros_like(leaf)
+            affine = tuple(module) in layers and name in initial_values
+            return jnp.full_like(leaf, initial_values[name]) if affine else leaf
 
-        params = jax.tree_util.tree_map_with_path(reset, variables["params"])
-        return {**variables, "params": params}
+        return {**variables, "params": jax.tree.map_with_path(reset, variables["params"])}
 
     return _of_changed(adaptation, plain)
 

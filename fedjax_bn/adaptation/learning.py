@@ -35,7 +35,6 @@ from fedjax_bn.sharing import (
     norm_paths,
     path_names,
     split,
-    without,
 )
 
 _MOMENTUM = 0.9
@@ -257,10 +256,9 @@ def atp(
     mean of the moved models, whose variances are clipped at 0 one by one.
 
     Args:
-      rates: a number f[] for each leaf of the collections `params` and `batch_stats`, as from
-        `learn_rates`; None for `rate` and `statistics`.
-      rate, statistics: the rates of all parameters and of all running means and variances, at
-        least 0; unused with `rates`.
+      rates: a number f[] for each leaf, as from `learn_rates`; None for the other two arguments.
+      rate: the rate of all parameters, at least 0.
+      statistics: the rate of all running means and variances, at least 0.
     """
 
     def init(variables: Variables) -> _Direction:
@@ -318,8 +316,7 @@ def learn_rates(
       rounds: number of rounds.
 
     Returns:
-      A number f[] for each leaf of the collections `params` and `batch_stats`; one that is not
-      finite raises ValueError.
+      A number f[] for each leaf of `params` and `batch_stats`; ValueError if one is not finite.
     """
 
     def step(rates: Variables, batch: dict[str, jax.Array]) -> tuple[Variables, None]:
@@ -341,15 +338,14 @@ def learn_rates(
 
         return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None
 
+    @jax.jit  # one compiled round, called again
     def one_round(rates: Variables, batches: dict[str, jax.Array]) -> Variables:
         client_rates = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
         return jax.tree.map(partial(jnp.mean, axis=0), client_rates)
 
     rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
-    # One compiled round, called again, because the number of rounds should not unroll.
-    learn = jax.jit(one_round)
     for _ in range(rounds):
-        rates = learn(rates, batches)
+        rates = one_round(rates, batches)
     if not all_finite(rates):
         raise ValueError(f"learn_rates: not finite with rate={rate}: give a smaller rate")
     return rates
@@ -394,9 +390,7 @@ def _moved(variables: Variables, rates: Variables, towards: Variables) -> Variab
         name = path_names(path)
         return jnp.maximum(leaf, 0) if name[0] == STATISTICS and name[-1] == "var" else leaf
 
-    received = _moving(variables)
-    moved_leaves = jax.tree_util.tree_map_with_path(moved, received, rates, towards)
-    return without(variables, *moved_leaves) | moved_leaves
+    return {**variables, **jax.tree.map_with_path(moved, _moving(variables), rates, towards)}
 
 
 def _mean(values: jax.Array, counts: jax.Array) -> jax.Array:

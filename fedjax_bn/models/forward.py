@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn.models import hooks, masks
-from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method
+from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method, times
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
 from fedjax_bn.normalization.calls import (
@@ -124,7 +124,8 @@ def forward(
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     with ExitStack() as contexts:
-        contexts.enter_context(masks.multiply(feature_masks))
+        if inside := without(feature_masks, masks.FEATURES):
+            contexts.enter_context(_multiplied_by(inside))
         for context in hooked.contexts:
             contexts.enter_context(context)
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
@@ -151,6 +152,18 @@ def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> S
         return statistics_of(rule, layer, x, valid)
 
     return fixing
+
+
+def _multiplied_by(module_masks: masks.Masks) -> AbstractContextManager:
+    """Returns a context in which modules have outputs masked by path -> f[C]."""
+
+    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        name = "/".join(call.path)
+        is_output = call.method == "__call__" and name in module_masks
+        return times(output, module_masks[name]) if is_output else output
+
+    return intercepting(masked)
 
 
 def _leaves_dropout_off(model: Any) -> bool:

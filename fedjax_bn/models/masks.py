@@ -7,13 +7,12 @@ The model itself does not change: `models.forward.forward` applies the masks in 
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.classifier import features_method, sizes_of, times
+from fedjax_bn.models.classifier import features_method, sizes_of
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
@@ -22,24 +21,6 @@ Masks = dict[str, jax.Array]
 
 COLLECTION = "mask"
 FEATURES = "features"
-
-
-def multiply(masks: Masks) -> AbstractContextManager:
-    """Returns a context in which modules have outputs masked by name -> f[C].
-
-    "features" is ignored, because `features_method` applies it.
-    """
-    inside = without(masks, FEATURES)
-    if not inside:
-        return nullcontext()
-
-    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        name = "/".join(call.path)
-        is_output = call.method == "__call__" and name in inside
-        return times(output, inside[name]) if is_output else output
-
-    return intercepting(masked)
 
 
 def with_masks(

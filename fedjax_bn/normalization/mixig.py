@@ -53,7 +53,7 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     return mixed(instance[0], global_[0]), mixed(instance[1], global_[1])
 
 
-def uniform_draw(low: float = 0.0, high: float = 1.0) -> Draw:
+def _uniform(low: float = 0.0, high: float = 1.0) -> Draw:
     """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6)."""
     if low > high:
         raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
@@ -64,7 +64,7 @@ def uniform_draw(low: float = 0.0, high: float = 1.0) -> Draw:
     return draw
 
 
-def constant_draw(u: float) -> Draw:
+def _constant(u: float) -> Draw:
     """Uses one u for all channels (FedIG, Table 1): 0 is global, 1 instance, 0.5 their mean."""
     return lambda key, shape, dtype: jnp.full(shape, u, dtype)
 
@@ -74,9 +74,9 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
     The layer's running statistics serve as the global ones, so the model must be applied with the
     received `batch_stats`. A layer without spatial axes normalizes by the batch's own statistics,
-    as in the local pass. Running statistics do not move. `draw` is `uniform_draw()` by default.
+    as in the local pass. Running statistics do not move. `draw` is uniform in [0, 1] by default.
     """
-    draw = draw or uniform_draw()
+    draw = draw or _uniform()
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
@@ -91,7 +91,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
 
 @bounded
-def mixstyle_statistics(
+def _mixstyle_statistics(
     key: jax.Array, *, concentration: Above0 = 0.1, probability: UpTo1 = 0.5
 ) -> StatisticsRule:
     """Returns the rule that normalizes MixStyle(x) with the batch statistics of MixStyle(x).
@@ -140,8 +140,8 @@ def choose_mixing(choice: str) -> Mixing:
     6 and 1). `mixstyle` is MixStyle instead (Table 3b). `package.module:function` is the user's own
     function `(key, *, ...) -> StatisticsRule`. Another text raises ValueError.
     """
-    draws: dict[str, Callable[..., Any]] = {"uniform": uniform_draw, "constant": constant_draw}
-    makers = draws | {"mixstyle": mixstyle_statistics}
+    draws: dict[str, Callable[..., Any]] = {"uniform": _uniform, "constant": _constant}
+    makers = draws | {"mixstyle": _mixstyle_statistics}
     make, options = read_choice(f"mixing {brief(choice)}", choice, makers)
     if make in draws.values():
         return partial(mixed_statistics, draw=make(**options))

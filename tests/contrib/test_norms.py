@@ -49,15 +49,23 @@ def test_every_network_has_forms_without_running_statistics(name):
         assert size(plain["params"]) - size(variables["params"]) == missing
 
 
+class Grouped(Network):
+    """A group norm alone."""
+
+    norm: str = "group"
+
+    @nn.compact
+    def __call__(self, x):
+        return self.normalize(x, "norm")
+
+
 @pytest.mark.parametrize("channels", [6, 64])
 def test_group_norm_is_pytorchs(x64, channels):
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(channels)
     x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
-    net = Network(param_dtype=float, norm="group")
     variables = {"params": {"norm": {"group": {"scale": scale, "bias": bias}}}}
-    normalize = nn.apply(lambda net, x: net.normalize(x, "norm"), net)
-    ours = jax.jit(normalize)(variables, jnp.asarray(x))
+    ours = jax.jit(Grouped(param_dtype=float).apply)(variables, jnp.asarray(x))
     groups = {6: 1, 64: 16}[channels]
     theirs = torch.nn.functional.group_norm(
         torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 from federations import NAMED, run_rounds
 from fedjax_bn import contrib, models
@@ -32,19 +31,6 @@ class Gated(nn.Module):
         x = nn.tanh(nn.Dense(CLASSES, name="trunk")(x))
         x = x * nn.sigmoid(nn.Dense(1, name="gate")(x))
         return nn.Dense(CLASSES, name="head")(x)
-
-
-class GatedNnx(nnx.Module):
-    """The same in nnx."""
-
-    def __init__(self, rngs):
-        self.trunk = nnx.Linear(6, CLASSES, rngs=rngs)
-        self.gate = nnx.Linear(CLASSES, 1, rngs=rngs)
-        self.head = nnx.Linear(CLASSES, CLASSES, rngs=rngs)
-
-    def __call__(self, x):
-        x = nnx.tanh(self.trunk(x))
-        return self.head(x * nnx.sigmoid(self.gate(x)))
 
 
 class Scaled(nn.Module):
@@ -87,7 +73,6 @@ class Deep(nn.Module):
 NETS = {
     "gated": (Gated(), (6,), "head", CLASSES),
     "in bfloat16": (in_dtype(Gated(), jnp.bfloat16), (6,), "head", CLASSES),
-    "nnx": (models.from_nnx(GatedNnx(nnx.Rngs(0))), (6,), "head", CLASSES),
     "excited": (Excited(), (7, 7, 3), "head", 7 * 7 * CLASSES),
     "named": (models.with_classifier(Scaled(), "head"), (6,), "head", 5),
     "named otherwise": (models.with_classifier(Scaled(), "scale"), (6,), "scale", 5),

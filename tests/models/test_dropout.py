@@ -9,11 +9,10 @@ from flax import nnx
 
 from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import PREDICTING, TRAINING
 
 KEY = jax.random.key(0)
 IMAGES = jnp.ones((4, 6))
-TRAINING = ("train", "training", "is_training", "is_train")
-PREDICTING = ("deterministic", "use_running_average", "inference")
 
 
 class Linen(nn.Module):

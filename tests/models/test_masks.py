@@ -29,14 +29,6 @@ class Flat(nn.Module):
         return nn.Dense(5)(x.reshape(len(x), -1))
 
 
-class Bare(nn.Module):
-    """A classifier that is not an `nn.Dense`."""
-
-    @nn.compact
-    def __call__(self, x):
-        return x @ self.param("w", nn.initializers.ones, (6, 3))
-
-
 # Features that methods show and those that are found, dropout, a flattened map.
 MODELS = [
     (SmallNet(), (12,), 16),
@@ -127,12 +119,11 @@ def test_features_beside_a_mask_are_those_before_it():
 
 
 def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
-    variables = Bare().init(KEY, jnp.zeros((2, 6)))
-    for images in (None, jnp.zeros((2, 6))):
-        with pytest.raises(ValueError, match="__call__"):
-            masks.with_masks(Bare(), variables, images=images)
-    with pytest.raises(ValueError, match=r"nn\.Dense"):
-        forward(Bare(), variables | {"mask": {"features": jnp.ones(6)}}, jnp.zeros((2, 6)))
+    model, images = nn.Conv(3, (1, 1)), jnp.zeros((2, 4, 4, 6))
+    variables = model.init(KEY, images)
+    for known in (None, images):
+        with pytest.raises(ValueError, match="with_classifier"):
+            masks.with_masks(model, variables, images=known)
 
 
 def test_masks_that_are_there_stay():
