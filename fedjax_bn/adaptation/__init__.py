@@ -1,7 +1,7 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. Those of `learning` and `centres` learn from unlabelled images.
+starts again for the next client. Those of `learning`, and T3A, learn from unlabelled images.
 `model` is a linen module or `models.from_nnx` of an nnx module, images -> logits f[B, C], or
 f[B, H, W, C] for segmentation. One without what an adaptation needs (batch norm that rules reach,
 logits, one dense classifier) raises ValueError at `init` or `predict`.
@@ -20,7 +20,6 @@ from fedjax_bn.adaptation.adaptation import (
     without_mask,
     zero_shot_adapter,
 )
-from fedjax_bn.adaptation.centres import t3a
 from fedjax_bn.adaptation.instance import (
     fixed_alpha,
     iabn,
@@ -28,6 +27,7 @@ from fedjax_bn.adaptation.instance import (
     mixnorm,
     random_alpha,
     record_alphas,
+    t3a,
 )
 from fedjax_bn.adaptation.learning import atp, learn_rates, sar, shot, tent
 

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.adaptation import Adaptation, logits_and_seen
-from fedjax_bn.adaptation.centres import entropy
+from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding

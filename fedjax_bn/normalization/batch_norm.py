@@ -24,7 +24,6 @@ from fedjax_bn.normalization.layer import (
     Layer,
     Statistics,
     StatisticsRule,
-    by_channel,
     normalize,
     statistics_of,
 )
@@ -96,7 +95,7 @@ class BatchNorm(nn.Module):
         if pool is None:
             return normalize(x, *given_for).astype(x.dtype)
         # Normalizing is monotonic for each channel then, so pooling may come first.
-        if all(by_channel(moment, x) for moment in layer_statistics[:2]):
+        if layer_statistics.by_channel(x):
             return normalize(pool(turned) * sign, *given_for).astype(x.dtype)
         return pool(normalize(x, *given_for).astype(x.dtype))
 

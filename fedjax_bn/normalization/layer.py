@@ -74,6 +74,11 @@ class Statistics(NamedTuple):
     moved: tuple[jax.Array, jax.Array] | None = None
     recorded: Mapping[str, jax.Array] | None = None
 
+    def by_channel(self, x: jax.Array) -> bool:
+        """Whether each channel of x f[..., C], or of a sample of it, has a mean and a variance."""
+        pair = (self.mean.shape, self.var.shape)
+        return all(form[-1:] == x.shape[-1:] and set(form[1:-1]) <= {1} for form in pair)
+
 
 StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
 
@@ -129,19 +134,11 @@ def normalize(
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
-    if not (by_channel(mean, x) and by_channel(factor, x)):
+    if not statistics.by_channel(x):
         columns = 1  # statistics of positions
     mean, factor, offset = (repeated(statistic, columns) for statistic in (mean, factor, offset))
     x = pack(x, columns).astype(dtype)
     return unpack(scaled(x, mean, factor, offset, bias is not None), columns)
-
-
-def by_channel(statistic: jax.Array, x: jax.Array) -> bool:
-    """Whether a statistic that broadcasts against x has a value for each channel, f[..., C].
-
-    It may have one for each sample too, but not for each position.
-    """
-    return statistic.shape[-1:] == x.shape[-1:] and set(statistic.shape[1:-1]) <= {1}
 
 
 def moments(
