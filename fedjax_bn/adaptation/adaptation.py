@@ -240,7 +240,7 @@ def ensemble(model: Any) -> Adaptation:
     DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
     client, and the received model otherwise. The tested client needs the batch norms of every
     client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
-    of each pixel; a network with one logit gets the background's log probability beside it.
+    of each pixel; one logit becomes the two log probabilities of background and foreground.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
@@ -267,11 +267,11 @@ def ensemble(model: Any) -> Adaptation:
 
 
 def _class_logits(model: Any, outputs: Any) -> jax.Array:
-    """Returns logits f[B, C] or f[B, H, W, C] of classes; ValueError if outputs are no logits."""
+    """The logits f[B, C] or f[B, H, W, C] of classes."""
     if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
         raise ValueError(
-            f"this adaptation reads logits of classes, but {network_name(model)} has other outputs "
-            "than f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
+            f"this adaptation reads probabilities of classes, but {network_name(model)} has other "
+            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
         )
     return outputs if outputs.ndim == 2 else as_classes(outputs)
 

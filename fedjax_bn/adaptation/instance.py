@@ -214,11 +214,10 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     are the normalized columns of the kernel, without bias. Running statistics; no gradient.
 
     Differs from the authors' code (matsuolab/T3A), where a column supports the class that the
-    classifier assigns to it, with its bias: after training nearly always its own, and otherwise a
-    class can be without support.
+    classifier assigns to it, so that a class can be without support.
 
     Args:
-      supports: M, from 1 to 1000; the carry takes M times the memory of the classifier's kernel.
+      supports: M; the carry takes M times the memory of the classifier's kernel.
     """
 
     def init(variables: Variables) -> _Supports:

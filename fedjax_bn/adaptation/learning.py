@@ -33,7 +33,6 @@ from fedjax_bn.sharing import (
     join,
     norm_paths,
     path_names,
-    split,
 )
 
 _MOMENTUM = 0.9
@@ -150,8 +149,8 @@ def sar(
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.
       margin: E_0 as a share of ln C, in (0, 1].
-      rho: distance of the point from w, at least 0.
-      reset: the least average entropy, at least 0; 0 for no reset.
+      rho: distance of the point from w.
+      reset: the least average entropy; 0 for no reset.
     """
     optimizer = optax.sgd(rate, _MOMENTUM)
 
@@ -212,8 +211,9 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
 
 def _chosen(variables: Variables, learns: Callable[[tuple[str, ...]], bool]) -> PyTree:
     """The parameters for whose path `learns` holds; None elsewhere."""
-    asked = jax.tree.map_with_path(lambda path, _: learns(path_names(path)), variables["params"])
-    return split(variables["params"], asked)[0]
+    return jax.tree.map_with_path(
+        lambda path, leaf: leaf if learns(path_names(path)) else None, variables["params"]
+    )
 
 
 def _stepped(

@@ -75,7 +75,6 @@ NETS = {
     "in bfloat16": (in_dtype(Gated(), jnp.bfloat16), (6,), "head", CLASSES),
     "excited": (Excited(), (7, 7, 3), "head", 7 * 7 * CLASSES),
     "named": (models.with_classifier(Scaled(), "head"), (6,), "head", 5),
-    "named otherwise": (models.with_classifier(Scaled(), "scale"), (6,), "scale", 5),
 }
 
 

@@ -30,7 +30,6 @@ SHAPES = [
     ((1, 6, 6, 2), (2, 2, 2, 2), (3, 3), ((0, 0), (0, 0))),  # gaps between windows
     ((2, 6, 5, 18), (3, 3, 18, 2), (1, 1), ((0, 3), (2, 0))),  # fewer outputs than inputs
 ]
-PADDING = ((1, 1), (1, 1))
 
 
 def draw(*shapes, dtype=np.float64):
@@ -51,7 +50,7 @@ def of_strides(strides):
 
 
 def assert_close(actual, expected, tolerance=1e-12, err_msg=""):
-    atol = tolerance * max(float(jnp.abs(expected).max()), 1e-300)
+    atol = tolerance * float(jnp.abs(expected).max())
     np.testing.assert_allclose(actual, expected, rtol=0, atol=atol, err_msg=err_msg)
 
 
@@ -148,13 +147,10 @@ def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, 
 
 
 @pytest.mark.parametrize(
-    ("side", "channels", "features", "name"),
-    [(64, 16, 16, "pairs"), (64, 32, 16, "direct"), (32, 32, 32, "direct"), (32, 64, 32, "tiled")],
+    ("side", "channels", "name"), [(64, (16, 16), "pairs"), (32, (32, 32), "direct")]
 )
-def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(
-    side, channels, features, name
-):
-    shapes = Shapes((8, side, side, channels), (3, 3, channels, features), (1, 1), PADDING)
+def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(side, channels, name):
+    shapes = Shapes((8, side, side, channels[0]), (3, 3, *channels), (1, 1), ((1, 1), (1, 1)))
     assert algorithm_of(shapes, few=True) == name
     with differentiated_twice():
         assert algorithm_of(shapes, few=True) != "pairs"
