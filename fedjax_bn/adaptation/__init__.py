@@ -1,10 +1,10 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. Those of `learning`, `centres` and `rates` learn from unlabelled
-images. `model` is a linen module or `models.from_nnx` of an nnx module, images -> logits f[B, C],
-or f[B, H, W, C] for segmentation. One without what an adaptation needs (batch norm that rules
-reach, logits, one dense classifier) raises ValueError at `init` or `predict`.
+starts again for the next client. Those of `learning`, and T3A, learn from unlabelled images.
+`model` is a linen module or `models.from_nnx` of an nnx module, images -> logits f[B, C], or
+f[B, H, W, C] for segmentation. One without what an adaptation needs (batch norm that rules reach,
+logits, one dense classifier) raises ValueError at `init` or `predict`.
 """
 
 from fedjax_bn.adaptation.adaptation import (
@@ -18,8 +18,8 @@ from fedjax_bn.adaptation.adaptation import (
     with_clients,
     without_affine,
     without_mask,
+    zero_shot_adapter,
 )
-from fedjax_bn.adaptation.centres import t3a
 from fedjax_bn.adaptation.instance import (
     fixed_alpha,
     iabn,
@@ -27,10 +27,9 @@ from fedjax_bn.adaptation.instance import (
     mixnorm,
     random_alpha,
     record_alphas,
-    zero_shot_adapter,
+    t3a,
 )
-from fedjax_bn.adaptation.learning import sar, shot, tent
-from fedjax_bn.adaptation.rates import atp, learn_rates
+from fedjax_bn.adaptation.learning import atp, learn_rates, sar, shot, tent
 
 __all__ = [
     "Adaptation", "atp", "batch", "ensemble", "fixed_alpha", "iabn", "initial", "learn_rates",

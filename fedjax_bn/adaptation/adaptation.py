@@ -1,4 +1,4 @@
-"""Defines adaptations: the plain ones, TsmoBN, and the ensemble of the clients' batch norms."""
+"""Defines adaptations: plain ones, FedIG-A's adapter, TsmoBN, the ensemble of batch norms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.mask_loss import as_classes
-from fedjax_bn.models import hooks
+from fedjax_bn.models import hooks, masks
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import split_masks
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
+from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.calls import network_name
-from fedjax_bn.normalization.tsmobn import About, tracked_statistics
+from fedjax_bn.normalization.tsmobn import About, update
 from fedjax_bn.sharing import (
     MEASURED,
     STATISTICS,
@@ -59,8 +60,7 @@ def batch(model: Any) -> Adaptation:
 def initial(model: Any) -> Adaptation:
     """Predicts with the statistics of an untrained batch norm: mean 0, variance 1.
 
-    With `affine=False` (scale 1, bias 0) batch norms are as before training, like those of a global
-    model that are never updated (UniFed, section 4.1.3, the row FedBN).
+    With `affine=False` batch norms are as before training (UniFed, section 4.1.3, the row FedBN).
     """
 
     def untrained(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
@@ -86,7 +86,7 @@ def stateless(
     """
     # A rule that reads the whole batch must not see it in chunks.
     if per_sample:
-        return each_by_itself(partial(predict_each, model, statistics))
+        return _each_by_itself(partial(_predict_each, model, statistics))
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
@@ -96,23 +96,34 @@ def stateless(
     return Adaptation(init=lambda variables: (), predict=predict)
 
 
-def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adaptation:
-    """Returns the adaptation of `predict`, whose samples must not depend on each other."""
+def _each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adaptation:
     return Adaptation(
         init=lambda variables: (),
         predict=lambda variables, carry, images, valid=None: (predict(variables, images), carry),
     )
 
 
-def predict_each(
+def _predict_each(
     model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
-    """Returns logits f[B, classes]; the rule must treat each sample independently of the others."""
+    """The outputs by a rule that must treat each sample independently of the others."""
+    return in_cache(
+        lambda chunk: forward(model, variables, chunk, statistics=statistics).outputs, images
+    )
 
-    def logits(chunk: jax.Array) -> jax.Array:
-        return forward(model, variables, chunk, statistics=statistics).outputs
 
-    return in_cache(logits, images)
+def zero_shot_adapter(model: Any) -> Adaptation:
+    """Mixes each sample's statistics into the global ones by a learned alpha, in every batch norm.
+
+    FedIG-A (Eq. 7, Table 14). The variables need the collection `adapter`, which
+    `methods.fedig(..., adapter=True)` trains.
+    """
+
+    def predict(variables: Variables, images: jax.Array) -> jax.Array:
+        statistics = adapted_statistics(variables.get(COLLECTION, {}))
+        return _predict_each(model, statistics, variables, images)
+
+    return _each_by_itself(predict)
 
 
 class _Tracked(NamedTuple):
@@ -130,7 +141,7 @@ def tsmobn(
 
     Each batch, in order, first moves the tracked mean and variance of every batch norm and is then
     normalized by them, with the received affine. The first batch is normalized by its own
-    statistics, so momentum 0 equals `batch`, and so does a stream of a single batch.
+    statistics, and so is every batch with momentum 0.
 
     Args:
       momentum: tau, the weight of the past, in [0, 1]; may be traced.
@@ -146,9 +157,13 @@ def tsmobn(
     ) -> tuple[jax.Array, _Tracked]:
         # With momentum 0 the first batch uses its own statistics, in the program of later batches.
         batch_momentum = jnp.where(carry.started, momentum, 0)
-        tracking = {**variables, STATISTICS: carry.statistics}
+
+        def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+            pair = update((layer.mean, layer.var), x, batch_momentum, valid, about=about)
+            return Statistics(*pair, moved=pair)
+
         # Running statistics hold the tracked ones here, and the pass moves them.
-        rule = tracked_statistics(batch_momentum, about=about)
+        tracking = {**variables, STATISTICS: carry.statistics}
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
         # A batch of padding is no first batch: nothing is tracked after it.
         any_valid = jnp.ones((), bool) if valid is None else valid.any()
@@ -158,10 +173,7 @@ def tsmobn(
 
 
 def following(adaptation: Adaptation) -> Adaptation:
-    """Returns the adaptation with what a client measures of its stream (`models.hooks.follow`).
-
-    For variables without such a collection it is the adaptation itself.
-    """
+    """Returns the adaptation with what a client measures of its stream (`models.hooks.follow`)."""
 
     def init(variables: Variables) -> PyTree:
         carry = adaptation.init(variables)
@@ -184,18 +196,17 @@ def following(adaptation: Adaptation) -> Adaptation:
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
     """Returns the adaptation with scale 1 and bias 0 in every batch norm (TsmoBN, Fig. 3d)."""
+    initial_values = {"scale": 1, "bias": 0}
 
     def plain(variables: Variables) -> Variables:
         layers = _require_batch_norm("without_affine", variables)
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
-            if tuple(module) not in layers or name not in ("scale", "bias"):
-                return leaf
-            return jnp.ones_like(leaf) if name == "scale" else jnp.zeros_like(leaf)
+            affine = tuple(module) in layers and name in initial_values
+            return jnp.full_like(leaf, initial_values[name]) if affine else leaf
 
-        params = jax.tree_util.tree_map_with_path(reset, variables["params"])
-        return {**variables, "params": params}
+        return {**variables, "params": jax.tree.map_with_path(reset, variables["params"])}
 
     return _of_changed(adaptation, plain)
 
@@ -209,7 +220,7 @@ def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str,
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
     """Returns the adaptation applied without the received masks (see `fedjax_bn.models.masks`)."""
-    return _of_changed(adaptation, lambda variables: split_masks(variables)[0])
+    return _of_changed(adaptation, lambda variables: without(variables, masks.COLLECTION))
 
 
 def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]) -> Adaptation:
@@ -229,7 +240,7 @@ def ensemble(model: Any) -> Adaptation:
     DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
     client, and the received model otherwise. The tested client needs the batch norms of every
     client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
-    of each pixel; a network with one logit gets the background's log probability beside it.
+    of each pixel; one logit becomes the two log probabilities of background and foreground.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
@@ -244,19 +255,19 @@ def ensemble(model: Any) -> Adaptation:
         def member(client_norms: Variables) -> jax.Array:
             # Norms of one client, everything else as received.
             client_model = without(variables, *clients) | join(client_norms, received)
-            outputs = predict_each(model, None, client_model, images)
-            return jax.nn.log_softmax(class_logits(model, outputs))
+            outputs = _predict_each(model, None, client_model, images)
+            return jax.nn.log_softmax(_class_logits(model, outputs))
 
         # One client after another, to need only the memory of one pass. The mean is taken in logs,
         # because the probability of a class may be too small for its dtype.
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype)
 
-    return each_by_itself(predict)
+    return _each_by_itself(predict)
 
 
-def class_logits(model: Any, outputs: Any) -> jax.Array:
-    """Returns logits f[B, C] or f[B, H, W, C] of classes; ValueError if outputs are no logits."""
+def _class_logits(model: Any, outputs: Any) -> jax.Array:
+    """The logits f[B, C] or f[B, H, W, C] of classes."""
     if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
         raise ValueError(
             f"this adaptation reads probabilities of classes, but {network_name(model)} has other "
@@ -265,11 +276,28 @@ def class_logits(model: Any, outputs: Any) -> jax.Array:
     return outputs if outputs.ndim == 2 else as_classes(outputs)
 
 
+def logits_and_seen(
+    model: Any, outputs: Any, valid: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count."""
+    logits = _class_logits(model, outputs)
+    seen = jnp.ones(len(logits), bool) if valid is None else valid
+    seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
+    logits = logits.astype(promote(logits.dtype, jnp.float32))
+    # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
+    return jnp.where(seen[..., None], logits, 0), seen
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
+    logs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(logs) * logs).sum(-1)
+
+
 def with_clients(variables: Variables, clients: Variables) -> Variables:
     """Adds the collection `clients` to the received variables: all clients' batch norms [K, ...].
 
-    They are those of `federation.global_variables` and `federation.client_variables`. A model
-    without batch norm raises ValueError.
+    They are those of `federation.global_variables` and `federation.client_variables`.
     """
     # All that is no batch norm is the received model's, so only norms need K rows.
     model = {name: clients[name] for name in ("params", "batch_stats")}

@@ -48,11 +48,10 @@ def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     `package.module:function`, a function `(model, *, ...) -> Adaptation`.
 
     `order`, 0 by default, is the seed of the random order in which `evaluate`, `predict` and a
-    predictor pass a client's samples, so that all three give the same probabilities for the same
-    samples. -1 keeps the order of storage: by path for image files, by index for arrays. Stored
-    samples are often sorted by class, and batches of one class mislead every adaptation that uses
-    statistics of batches. `batch_size` counts if the text has none. An unknown name or key, or a
-    value of a wrong type, raises ValueError.
+    predictor pass a client's samples. -1 keeps the order of storage, by path or index, which is
+    often by class: batches of one class mislead adaptations that use statistics of batches.
+    `batch_size` counts if the text has none. An unknown name or key, or a value of a wrong type,
+    raises ValueError.
     """
     named = f"adaptation {brief(choice)}"
     make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)

@@ -1,13 +1,15 @@
-"""Adaptations that use each sample's own statistics: FedIG-A's zero-shot adapter and rivals."""
+"""Adaptations without gradients: mixtures with each sample's own statistics, and T3A."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, each_by_itself, predict_each, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.batch_instance import gated_statistics
@@ -17,26 +19,11 @@ from fedjax_bn.normalization.layer import (
     Statistics,
     StatisticsRule,
     is_spatial,
-    key_for,
     moments,
     running_statistics,
 )
 from fedjax_bn.normalization.mixig import mix_statistics
 from fedjax_bn.sharing import Variables, path_names
-
-
-def zero_shot_adapter(model: Any) -> Adaptation:
-    """Mixes each sample's statistics into the global ones by a learned alpha, in every batch norm.
-
-    FedIG-A (Eq. 7, Table 14). The variables need the collection `adapter`, which
-    `methods.fedig(..., adapter=True)` trains.
-    """
-
-    def predict(variables: Variables, images: jax.Array) -> jax.Array:
-        statistics = adapted_statistics(variables.get(COLLECTION, {}))
-        return predict_each(model, statistics, variables, images)
-
-    return each_by_itself(predict)
 
 
 def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
@@ -71,11 +58,7 @@ def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
 
 @bounded
 def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
-    """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
-
-    Args:
-      seed: seed of the random key in the carry.
-    """
+    """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c)."""
 
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
@@ -83,7 +66,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
         key, noise_key = jax.random.split(key)
 
         def draw(layer: Layer, size: int, dtype: Any) -> jax.Array:
-            return jax.random.uniform(key_for(layer, noise_key), (size,), dtype)
+            return jax.random.uniform(layer.key(noise_key), (size,), dtype)
 
         rule = _mixed_statistics(draw)
         # The batch passes whole, because every chunk would draw the same alphas.
@@ -108,10 +91,7 @@ def _mixed_statistics(weights: Callable[[Layer, int, Any], jax.Array | float]) -
 
 
 def learned_alpha(model: Any) -> Adaptation:
-    """Batch-instance normalization (Nam & Kim, NeurIPS 2018) with gates learned in training.
-
-    The variables need the gates (see `normalization.batch_instance.with_gates`).
-    """
+    """Batch-instance normalization (Nam & Kim, NeurIPS 2018) with gates learned in training."""
     return stateless(model, gated_statistics, per_sample=True)
 
 
@@ -160,9 +140,9 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance over the positions of all views have weight m, the running ones 1 - m. The
-    predictions are for the original images. Differs from the paper: the running statistics do not
-    move with the stream, so that samples are independent, as FedIG's Table 3c needs.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Differs
+    from the paper: the running statistics do not move with the stream, so that samples are
+    independent, as FedIG's Table 3c needs.
 
     Args:
       weight: m, weight of the sample's own statistics, in [0, 1].
@@ -176,8 +156,7 @@ def mixnorm(
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
             return running_statistics(layer, x)
-        # The batch consists of all originals, then all second views, and so on.
-        # One sample with its views is then a batch of its own, for `moments`.
+        # All originals, then all second views, ...: each sample with its views is its own batch.
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
@@ -216,3 +195,68 @@ def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     cropped = jax.vmap(crop)(images, side, corner)
     flips = jax.random.bernoulli(flip_key, shape=(count, 1, 1, 1))
     return jnp.where(flips, cropped[:, :, ::-1], cropped)
+
+
+class _Supports(NamedTuple):
+    """The carry of `t3a`: unit features f[C, M, F] and entropies f[C, M], 0 and inf if unused."""
+
+    features: jax.Array
+    entropy: jax.Array
+
+
+@bounded
+def t3a(model: Any, supports: Views = 20) -> Adaptation:
+    """Classifies by class centres of the client's features (T3A, Iwasawa and Matsuo, NeurIPS 2021).
+
+    A class is supported by the M features with the lowest entropy among its column of the
+    classifier's kernel and the features that the classifier assigned to it. Its centre is the
+    normalized sum of the normalized supports, its logit z . centre. Without a sample the centres
+    are the normalized columns of the kernel, without bias. Running statistics; no gradient.
+
+    Differs from the authors' code (matsuolab/T3A), where a column supports the class that the
+    classifier assigns to it, so that a class can be without support.
+
+    Args:
+      supports: M; the carry takes M times the memory of the classifier's kernel.
+    """
+
+    def init(variables: Variables) -> _Supports:
+        layer = variables["params"]
+        for name in classifier_path("t3a", model, variables):
+            layer = layer[name]
+        # A column of the kernel is the first guess of where its class lies.
+        rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
+        logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
+        # The classifier's own rows are the first supports of their classes.
+        is_first = jnp.arange(supports) == 0
+        features = jnp.where(is_first[:, None], _unit(rows)[:, None], 0)
+        return _Supports(features, jnp.where(is_first, entropy(logits)[:, None], jnp.inf))
+
+    def predict(
+        variables: Variables, carry: _Supports, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Supports]:
+        require_linear("t3a", model, variables, images)
+        passed = forward(model, variables, images, wanted=["features"])
+        features = passed.features.astype(carry.features.dtype)
+        logits, seen = logits_and_seen(model, passed.outputs, valid)
+        assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
+        entropies = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
+        # Unassigned samples have infinite entropy, so that all classes have arrays of one size.
+        entropies = jnp.concatenate([carry.entropy, entropies], 1)
+        # Numbers below M are stored supports, the others are samples of this batch.
+        best = jnp.argsort(entropies, axis=1)[:, :supports]  # i[C, M]
+        entropies = jnp.take_along_axis(entropies, best, 1)
+        stored = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
+        of_batch = _unit(features)[jnp.maximum(best - supports, 0)]
+        supports_after = jnp.where((best < supports)[..., None], stored, of_batch)
+        # Unused places have infinite entropy and must add nothing to a class's sum.
+        supports_after = jnp.where((entropies < jnp.inf)[..., None], supports_after, 0)
+        outputs = features @ _unit(supports_after.sum(1)).T
+        return outputs.astype(passed.outputs.dtype), _Supports(supports_after, entropies)
+
+    return Adaptation(init, predict)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """x f[..., F] over its norm; zeros stay zeros."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

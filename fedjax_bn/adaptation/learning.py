@@ -1,8 +1,9 @@
-"""Adaptations that learn by gradients from unlabelled images: Tent, SAR and SHOT's objective.
+"""Adaptations that learn by gradients from unlabelled images: Tent, SAR, SHOT's objective and ATP.
 
-Each client starts from the received model, and a batch without a valid sample changes nothing. All
-three normalize by the statistics of the batch, if the network has batch norms, and predict a batch
-before they learn from it, as Tent's and SAR's codes do: the first batch is predicted as by `batch`.
+Each client starts from the received model, and a batch without a valid sample changes nothing.
+Tent, SAR and SHOT normalize by the statistics of the batch, if the network has batch norms, and
+predict a batch before they learn from it, as Tent's and SAR's codes do: the first batch is
+predicted as by `batch`.
 """
 
 import math
@@ -14,18 +15,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
-from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
-from fedjax_bn.engine.backend import where_tree
+from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen
+from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Rounds, bounded
+from fedjax_bn.engine.backend import all_finite, where_tree
+from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import network_name
-from fedjax_bn.sharing import Variables, batch_norm_paths, join, norm_paths, path_names, split
+from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
+from fedjax_bn.sharing import (
+    STATISTICS,
+    PyTree,
+    Variables,
+    batch_norm_paths,
+    join,
+    norm_paths,
+    path_names,
+)
 
-PyTree = Any
 _MOMENTUM = 0.9
 
 
@@ -49,7 +58,7 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
       rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
     """
     learns = partial(_norms, "tent", model)
-    return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
+    return _by_gradient(model, learns, lambda x, seen: _mean(entropy(x), seen), optax.adam(rate))
 
 
 @bounded
@@ -59,8 +68,7 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$
 
     One step of SGD with momentum 0.9 for each batch. With rate 0 it is `batch`. A batch of one
-    sample gives the gradient 0. The second term expects frequent classes in each batch to be
-    equally frequent.
+    sample gives the gradient 0. The second term expects classes to be equally frequent.
 
     Differs from the paper: learns on the stream, without epochs, pseudo-labels, weight decay, decay
     of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
@@ -74,7 +82,7 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
         # The mean is taken in logs, because the gradient of p log p is not finite at 0.
         sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
         average = sums - jnp.log(jnp.maximum(weight.sum(), 1))
-        return mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
+        return _mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
 
     def learns(variables: Variables) -> PyTree:
         path = classifier_path("shot", model, variables)
@@ -135,15 +143,14 @@ def sar(
     H(w + e), with weight 0.9 for the past, falls below `reset`, the client starts again from the
     received model. A batch whose samples are all left out changes nothing.
 
-    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, and a batch without a
-    certain sample takes no step of momentum. After a reset momentum and average start again, where
-    theirs continue, so that it resets after every batch until the average is above `reset`.
+    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, a batch without a
+    certain sample takes no step of momentum, and after a reset momentum and average start again.
 
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.
       margin: E_0 as a share of ln C, in (0, 1].
-      rho: distance of the point from w, at least 0.
-      reset: the least average entropy, at least 0; 0 for no reset.
+      rho: distance of the point from w.
+      reset: the least average entropy; 0 for no reset.
     """
     optimizer = optax.sgd(rate, _MOMENTUM)
 
@@ -160,7 +167,7 @@ def sar(
             entropies = entropy(logits)
             below = seen & (entropies < margin * math.log(logits.shape[-1]))
             counted = below if counted is None else below & counted
-            return mean(entropies, counted), (outputs, counted)
+            return _mean(entropies, counted), (outputs, counted)
 
         learned = carry.learned.parameters
         gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)
@@ -186,33 +193,212 @@ def _passed(
     moved_model = {**variables, "params": join(learned, variables["params"])}
     rule = batch_statistics if batch_norm_paths(variables) else None
     # NaN in padding would reach the gradients of all, although no loss counts it.
-    images = without_padding(images, valid)
+    images = _without_padding(images, valid)
     outputs = forward(model, moved_model, images, statistics=rule, valid=valid).outputs
     return outputs, *logits_and_seen(model, outputs, valid)
 
 
 def _norms(method: str, model: Any, variables: Variables) -> PyTree:
-    """The scale and bias of norms, with None elsewhere; raises ValueError without a norm."""
+    """The scale and bias of norms, with None elsewhere."""
     layers = norm_paths(variables)
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
         raise ValueError(
-            f"{method} learns norms, of which {network_name(model)} has none: "
-            "use running, shot or t3a"
+            f"{method} learns norms, and {network_name(model)} has none: use running, shot or t3a"
         )
     return learned
 
 
 def _chosen(variables: Variables, learns: Callable[[tuple[str, ...]], bool]) -> PyTree:
     """The parameters for whose path `learns` holds; None elsewhere."""
-    asked = jax.tree.map_with_path(lambda path, _: learns(path_names(path)), variables["params"])
-    return split(variables["params"], asked)[0]
+    return jax.tree.map_with_path(
+        lambda path, leaf: leaf if learns(path_names(path)) else None, variables["params"]
+    )
 
 
 def _stepped(
     optimizer: optax.GradientTransformation, gradient: PyTree, carry: _Learned
 ) -> _Learned:
-    """The carry after a step of the optimizer."""
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         updates, state = optimizer.update(gradient, carry.optimizer, carry.parameters)
     return _Learned(optax.apply_updates(carry.parameters, updates), state)
+
+
+class _Direction(NamedTuple):
+    """The carry of `atp`: the mean direction over the samples so far, and their number f[]."""
+
+    mean: Variables
+    size: jax.Array
+
+
+@bounded
+def atp(
+    model: Any,
+    rates: Variables | None = None,
+    *,
+    rate: AtLeast0 = 0.001,
+    statistics: AtLeast0 = 0.1,
+) -> Adaptation:
+    r"""Moves each module along its direction by a rate of its own (ATP, NeurIPS 2023).
+
+    $w_m + \alpha_m h_m$ for every leaf m
+
+    h is minus the gradient of the mean entropy for a parameter, and the batch's statistic minus the
+    running one for a running mean or variance; the model is evaluated with running statistics.
+    Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
+
+    Every batch's h is taken at the received model. The model moves along the mean of h over the
+    stream so far, each batch weighted by its valid samples (ATP-online). With the carry of `init`
+    for every batch it moves along the batch's own h (ATP-batch).
+
+    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the plain
+    mean of the moved models, whose variances are clipped at 0 one by one.
+
+    Args:
+      rates: a number f[] for each leaf, as from `learn_rates`; None for the other two arguments.
+      rate: the rate of all parameters, at least 0.
+      statistics: the rate of all running means and variances, at least 0.
+    """
+
+    def init(variables: Variables) -> _Direction:
+        nowhere = jax.tree.map(jnp.zeros_like, _moving(variables))
+        return _Direction(nowhere, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
+
+    def predict(
+        variables: Variables, carry: _Direction, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Direction]:
+        images = _without_padding(images, valid)
+        towards = _direction(model, variables, images, valid)
+        kinds = {"params": rate, STATISTICS: statistics}
+        leaf_rates = rates or {
+            kind: jax.tree.map(lambda _, r=kinds[kind]: r, tree) for kind, tree in towards.items()
+        }
+        batch_count = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
+        size = carry.size + batch_count
+
+        def averaged(mean_before: jax.Array, h: jax.Array) -> jax.Array:
+            # The mean over all samples so far, updated without their sum.
+            change = batch_count / jnp.maximum(size, 1) * (h - mean_before)
+            return mean_before + change.astype(mean_before.dtype)
+
+        towards = jax.tree.map(averaged, carry.mean, towards)
+        outputs = forward(model, _moved(variables, leaf_rates, towards), images).outputs
+        return outputs, _Direction(towards, size)
+
+    return Adaptation(init, predict)
+
+
+@bounded
+def learn_rates(
+    model: Any,
+    variables: Variables,
+    batches: dict[str, jax.Array],
+    *,
+    rate: AtLeast0,
+    rounds: Rounds = 1,
+) -> Variables:
+    r"""Returns the rates of `atp`, learned on labelled clients of the federation.
+
+    $\alpha_m \leftarrow \alpha_m - (\eta / \sqrt{d_m}) \, \partial L(\alpha) / \partial \alpha_m$
+
+    In a round each client starts from the rates of the last round and takes one step for each of
+    its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
+    server takes the mean over the clients. The rates start at 0 and may become negative; the model
+    never moves. Unlike in the authors' code, a variance that is clipped at 0 gives its rate no
+    derivative.
+
+    Args:
+      variables: the received model, as from `federation.global_variables`.
+      batches: {"image": f[K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B]} of K
+        clients, as for a round. The paper takes samples that did not train the model.
+      rate: eta, at least 0; 0.1 in the authors' scripts, which diverges on our scanners.
+      rounds: number of rounds.
+
+    Returns:
+      A number f[] for each leaf of `params` and `batch_stats`; ValueError if one is not finite.
+    """
+
+    def step(rates: Variables, batch: dict[str, jax.Array]) -> tuple[Variables, None]:
+        valid = batch["valid"]
+        images = _without_padding(batch["image"], valid)
+        towards = _direction(model, variables, images, valid)
+
+        def loss(rates: Variables) -> jax.Array:
+            outputs = forward(model, _moved(variables, rates, towards), images).outputs
+            logits, seen = logits_and_seen(model, outputs, valid)
+            # Padding may hold labels outside the classes, whose loss would be NaN.
+            label = jnp.where(seen, batch["label"], 0)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+            return _mean(losses, seen)
+
+        def stepped(leaf_rate: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
+            # Large leaves have large gradients: the root of the size keeps rates comparable.
+            return leaf_rate - (rate / leaf.size**0.5 * g).astype(leaf_rate.dtype)
+
+        return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None
+
+    @jax.jit  # one compiled round, called again
+    def one_round(rates: Variables, batches: dict[str, jax.Array]) -> Variables:
+        client_rates = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
+        return jax.tree.map(partial(jnp.mean, axis=0), client_rates)
+
+    rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
+    for _ in range(rounds):
+        rates = one_round(rates, batches)
+    if not all_finite(rates):
+        raise ValueError(f"learn_rates: not finite with rate={rate}: give a smaller rate")
+    return rates
+
+
+def _moving(variables: Variables) -> Variables:
+    return {name: tree for name, tree in variables.items() if name in ("params", STATISTICS)}
+
+
+def _direction(
+    model: Any, variables: Variables, images: jax.Array, valid: jax.Array | None
+) -> Variables:
+    """h of every leaf that moves; 0 for parameters and finite for statistics without samples."""
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        # The batch's own statistics are what running ones with momentum 0 become.
+        moved_layer = layer._replace(momentum=0.0, training=True)
+        fresh = moving(moved_layer, *moments(x, valid, layer.columns))
+        return Statistics(layer.mean, layer.var, fresh.moved)
+
+    def loss(params: PyTree) -> tuple[jax.Array, Variables]:
+        model_variables = {**variables, "params": params}
+        options: dict[str, Any] = {}
+        if batch_norm_paths(variables):
+            options = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
+        passed = forward(model, model_variables, images, **options)
+        logits, seen = logits_and_seen(model, passed.outputs, valid)
+        return _mean(entropy(logits), seen), passed.moved
+
+    gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
+    direction = {"params": jax.tree.map(jnp.negative, gradient)}
+    if STATISTICS in variables:
+        received = variables[STATISTICS]
+        fresh = moved.get(STATISTICS, received)
+        direction[STATISTICS] = jax.tree.map(jnp.subtract, fresh, received)
+    return direction
+
+
+def _moved(variables: Variables, rates: Variables, towards: Variables) -> Variables:
+    def moved(path: tuple, leaf: jax.Array, rate: Any, h: jax.Array) -> jax.Array:
+        leaf = leaf + (rate * h).astype(leaf.dtype)
+        name = path_names(path)
+        return jnp.maximum(leaf, 0) if name[0] == STATISTICS and name[-1] == "var" else leaf
+
+    return {**variables, **jax.tree.map_with_path(moved, _moving(variables), rates, towards)}
+
+
+def _mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
+    return jnp.where(counts, values, 0).sum() / jnp.maximum(counts.sum(dtype=values.dtype), 1)
+
+
+def _without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """The images f[B, ...] with zeros in padding."""
+    if valid is None:
+        return images
+    return blank_padding({"image": images, "label": (), "valid": valid})["image"]

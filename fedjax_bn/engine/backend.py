@@ -1,8 +1,8 @@
 """Code for XLA:CPU, and the one place that determines the platform of a traced program.
 
-`models.cpu`, `normalization.cpu` and the mapping `auto` call `on_cpu`; on any other backend they
-are plain XLA. They call it while a program is traced, before JAX knows for which platform it lowers
-the program.
+`models.cpu`, `normalization.arithmetic` and the mapping `auto` call `on_cpu`; on other backends
+they are plain XLA. They call it while a program is traced, before JAX knows for which platform it
+lowers the program.
 """
 
 from collections.abc import Callable

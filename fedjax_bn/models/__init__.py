@@ -34,30 +34,10 @@ if TYPE_CHECKING:
     from fedjax_bn.models.nnx_model import to_nnx as to_nnx
 
 __all__ = [
-    "MLP",
-    "AlexNet",
-    "ConvNeXt",
-    "ConvNeXtT",
-    "DINOv2S14",
-    "DenseNet",
-    "DenseNet121",
-    "DigitCNN",
-    "ResNet",
-    "ResNet10",
-    "ResNet18",
-    "ResNet50",
-    "SmallCNN",
-    "SmallDigitCNN",
-    "TinyDetector",
-    "TwoLayer",
-    "UNet",
-    "ViT",
-    "ViTB16",
-    "ViTS16",
-    "YOLOv5",
-    "YOLOv5n",
-    "YOLOv5s",
-]
+    "MLP", "AlexNet", "ConvNeXt", "ConvNeXtT", "DINOv2S14", "DenseNet", "DenseNet121", "DigitCNN",
+    "ResNet", "ResNet10", "ResNet18", "ResNet50", "SmallCNN", "SmallDigitCNN", "TinyDetector",
+    "TwoLayer", "UNet", "ViT", "ViTB16", "ViTS16", "YOLOv5", "YOLOv5n", "YOLOv5s",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

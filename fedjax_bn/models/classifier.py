@@ -37,10 +37,7 @@ _SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # common image sizes, tried fir
 
 
 class FeaturesOf(NamedTuple):
-    """A model that returns the features f[B, F] of `model`, before they are masked.
-
-    `adaptation.running(FeaturesOf(model))` predicts features instead of logits.
-    """
+    """A model that returns the features f[B, F] of `model` instead of logits, before any mask."""
 
     model: Any
 
@@ -77,12 +74,11 @@ class _NamedClassifier(Wrapped):
 
 
 def with_classifier(model: Any, path: str) -> Wrapped:
-    """Returns the model with the dense layer at `path` as its classifier.
+    """Returns the model with the dense layer at `path`, such as "top/Dense_0", as its classifier.
 
         method = copa(with_classifier(Net(), "head"), optax.sgd(0.1))
 
-    The path names an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0". A model may also
-    name its classifier in an attribute `classifier_path`.
+    A model may also name its classifier in an attribute `classifier_path`.
     """
     return _NamedClassifier(model, path)
 
@@ -97,11 +93,22 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) -> Sizes:
-    """Returns the sizes of a model's classifier; arguments and errors as in `last_dense`."""
+    """Returns the sizes of a model's classifier.
+
+    Args:
+      model: a linen module, or the result of `from_nnx`.
+      variables: its collections; only shapes count.
+      images: f[B, ...]; only the shape counts. Without images, a model with several dense layers is
+        traced with images of a shape that it accepts (`readable_images`).
+
+    Raises:
+      ValueError: no dense layer makes the outputs, or several could, or the named classifier is no
+        dense layer; the message lists the dense layers.
+    """
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not _shows_features(model):
-        path = last_dense(model, variables, images)
-        features, classes = _kernel(variables, path).shape
+        path = _last_dense(model, variables, images)
+        features, classes = _dense_kernels(variables)[path].shape
         return Sizes(features, classes, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
@@ -110,7 +117,7 @@ def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) 
 def all_but_head(model: Any) -> SharingRule:
     """Returns the rule that keeps the classifier local (FedPer, Arivazhagan et al. 2019).
 
-    The head is all dense layers in `classify`, or the dense layer that `last_dense` finds;
+    The head is all dense layers in `classify`, or the dense layer that makes the outputs;
     `models.with_classifier` names another. The rule raises ValueError if there is no classifier.
     """
 
@@ -118,13 +125,11 @@ def all_but_head(model: Any) -> SharingRule:
         if _shows_features(model):
             heads = {path for path, _ in _classify_traced(model, variables)[0]}
         else:
-            heads = {last_dense(model, variables)}
-
-        def shared(path: tuple, leaf: Any) -> bool:
-            del leaf
-            return path[0].key != "params" or path_names(path[1:-1]) not in heads
-
-        return jax.tree_util.tree_map_with_path(shared, variables)
+            heads = {_last_dense(model, variables, None)}
+        return jax.tree.map_with_path(
+            lambda path, _: path[0].key != "params" or path_names(path[1:-1]) not in heads,
+            variables,
+        )
 
     return rule
 
@@ -153,19 +158,13 @@ def features_method(
         features, logits = model.apply(variables, images, method=method)
 
     Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts.
+      model, variables, images: as in `sizes_of`, with its errors.
       frozen: whether the gradient of the outputs stops at the features.
       mask: f[F], multiplies the features; None for no mask.
       around: called instead of the classifier, which it may call once, with f[..., F].
-
-    Raises:
-      ValueError: the model has no method `features` and does not end in a dense layer.
     """
 
     def pass_on(features: jax.Array, classify: Classify) -> tuple[jax.Array, Any]:
-        """The masked features, and the outputs computed from them."""
         if mask is not None:
             features = times(features, mask)
         read = jax.lax.stop_gradient(features) if frozen else features
@@ -183,7 +182,7 @@ def features_method(
 
         return shown
 
-    classifier = last_dense(model, variables, images)
+    classifier = _last_dense(model, variables, images)
 
     def intercepted(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
         seen = []  # created in each trace, so that no tracer outlives its trace
@@ -212,22 +211,15 @@ def times(x: jax.Array, mask: jax.Array) -> jax.Array:
     return x * mask.astype(x.dtype)
 
 
-def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
-    """Returns the path of the dense layer from whose output the model's outputs are computed.
+def _dense_kernels(variables: Variables) -> dict[Path, jax.Array]:
+    leaves = jax.tree.leaves_with_path(variables["params"])
+    matrices = {path_names(path): leaf for path, leaf in leaves if leaf.ndim == 2}
+    return {path[:-1]: leaf for path, leaf in matrices.items() if path[-1] == "kernel"}
 
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts. Without images, returns the only dense layer, or
-        else traces the model with images of a shape that it accepts (`readable_images`).
 
-    Raises:
-      ValueError: there is no candidate, or there are several, or the named classifier is not a
-        dense layer; the message lists the dense layers.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
-    dense = [path[:-1] for path in kernels if path[-1] == "kernel"]
+def _last_dense(model: Any, variables: Variables, images: jax.Array | None) -> Path:
+    """The path of the dense layer from whose output the model's outputs are computed."""
+    dense = list(_dense_kernels(variables))
     path = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
     origin = f"named {'/'.join(path)!r}" if path else "no nn.Dense or nnx.Linear"
     if not path and images is None and len(dense) == 1:
@@ -243,19 +235,15 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
         origin = f"made of {' and '.join(parts) or 'no dense layer'}"
     if path not in dense:
         raise ValueError(
-            f"the classifier of {network_name(model)} is {origin}, and its dense layers "
-            f"are {', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
-            "fedjax_bn.models.with_classifier(model, NAME), or split __call__ into methods "
-            "features(images) -> f[B, F] and classify(features) -> f[B, classes]"
+            f"the classifier of {network_name(model)} is {origin}, and its dense layers are "
+            f"{', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
+            "models.with_classifier(model, NAME), or split __call__ into features and classify"
         )
     return path
 
 
 def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
-    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
-
-    `method` needs them; the other arguments are those of `last_dense`.
-    """
+    """Raises ValueError unless the outputs, which `method` reads, are those of one dense layer."""
     sources = _sources_of(model, variables, images)
     if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
         raise ValueError(
@@ -265,17 +253,15 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
 
 
 def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies; `method` is for the error message.
+    """Returns the path of the dense layer that classifies, which `method` needs.
 
-    Raises:
-      ValueError: the classifier cannot be found, or consists of several layers.
+    Raises ValueError if it cannot be found, or consists of several layers.
     """
     path = sizes_of(model, variables).path
     if not path:
         raise ValueError(
-            f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{network_name(model)} calls several: name one by "
-            "fedjax_bn.models.with_classifier(model, NAME)"
+            f"{method} needs a classifier of one dense layer, but the method classify of "
+            f"{network_name(model)} calls several: name one by models.with_classifier(model, NAME)"
         )
     return path
 
@@ -304,8 +290,7 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
         return images
     raise ValueError(
         f"the classifier of {network_name(model)} cannot be found without images: name it by "
-        "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
-        "classify"
+        "models.with_classifier(model, NAME), or add the methods features and classify"
     )
 
 
@@ -361,14 +346,10 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)
     images_place = len(program.jaxpr.invars) - 1  # the images; all inputs before it are variables
-    input_sources = [
-        frozenset({_OTHER} if place == images_place else ()) for place in range(images_place + 1)
-    ]
-    output_sources = frozenset[_Source]().union(
-        *_made_of(program.jaxpr, input_sources, list(called))
-    )
+    input_sources = [frozenset[_Source]()] * images_place + [frozenset({_OTHER})]
+    sources = frozenset[_Source]().union(*_made_of(program.jaxpr, input_sources, list(called)))
     shape = getattr(shapes, "shape", None)
-    return _Sources(output_sources - {_CHANGED}, _CHANGED not in output_sources, called, shape)
+    return _Sources(sources - {_CHANGED}, _CHANGED not in sources, called, shape)
 
 
 def _made_of(
@@ -408,10 +389,3 @@ def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
             part = getattr(part, "jaxpr", part)
             if hasattr(part, "eqns"):
                 yield part
-
-
-def _kernel(variables: Variables, path: Path) -> jax.Array:
-    layer = variables["params"]
-    for name in path:
-        layer = layer[name]
-    return layer["kernel"]

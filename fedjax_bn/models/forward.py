@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn.models import hooks, masks
-from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method
+from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method, times
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
 from fedjax_bn.normalization.calls import (
@@ -81,9 +81,9 @@ def forward(
         that the rule records.
 
     Raises:
-      ValueError: the images are integers; features are requested, but the model's classifier cannot
-        be found; a statistics rule is given, but the model has no batch norm, or one that no rule
-        reaches; the model is an nnx module without `from_nnx`; in training its dropout is off.
+      ValueError: the images are integers; the model's classifier cannot be found for features; a
+        rule reaches no batch norm, or not all; an nnx module lacks `from_nnx`; in training the
+        model's dropout is off.
     """
     require_floats(images)
     frozen_leaves = variables.get(FROZEN) or {}
@@ -91,8 +91,11 @@ def forward(
     # A frozen batch norm must not move, whatever rule the method has for the others.
     if fixed:
         statistics = _fixing(fixed, statistics)
-    plain, feature_masks = masks.split_masks(complete(hooks.predicting(variables)))
-    plain, hooked = hooks.apply_hooks(plain, images, key if train else None)
+    plain = complete(hooks.predicting(variables))
+    feature_masks = plain.get(masks.COLLECTION, {})
+    plain, hooked = hooks.apply_hooks(
+        without(plain, masks.COLLECTION), images, key if train else None
+    )
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
@@ -121,7 +124,8 @@ def forward(
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     with ExitStack() as contexts:
-        contexts.enter_context(masks.multiply(feature_masks))
+        if inside := without(feature_masks, masks.FEATURES):
+            contexts.enter_context(_multiplied_by(inside))
         for context in hooked.contexts:
             contexts.enter_context(context)
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
@@ -150,15 +154,25 @@ def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> S
     return fixing
 
 
-def _leaves_dropout_off(model: Any) -> bool:
-    """Whether nothing tells a model that a pass trains, and it does not decide so itself.
+def _multiplied_by(module_masks: masks.Masks) -> AbstractContextManager:
+    """Returns a context in which modules have outputs masked by path -> f[C]."""
 
-    A model decides itself if its call has no further arguments, and it has no field like `train`.
-    """
+    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        name = "/".join(call.path)
+        is_output = call.method == "__call__" and name in module_masks
+        return times(output, module_masks[name]) if is_output else output
+
+    return intercepting(masked)
+
+
+def _leaves_dropout_off(model: Any) -> bool:
+    """Whether nothing tells a model that a pass trains, and it does not decide so itself."""
     network = _network_of(model)
     methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
     if any(mode_arguments(method, True) for method in methods if callable(method)):
         return False
+    # It decides itself if its call has no further arguments, and it has no field like `train`.
     arguments = set(inspect.signature(network).parameters) - {"rngs"}
     fields = (getattr(network, name, None) for name in (*TRAINING, *PREDICTING))
     return len(arguments) != 1 or any(isinstance(field, bool) for field in fields)
@@ -180,10 +194,9 @@ def _refusing_dropout(model: Any) -> AbstractContextManager:
         off = module.deterministic if off is None else off
         if off is True and (_rate(module) or 0) > 0:
             raise ValueError(
-                f"the dropout {'/'.join(call.path)!r} of {network_name(_network_of(model))} is "
-                f"off in training: add an argument {', '.join(TRAINING)}, "
-                f"{' or '.join(PREDICTING)} to its __call__ and pass it to the "
-                "dropout, or set the dropout's rate to 0"
+                f"the dropout {'/'.join(call.path)!r} of {network_name(_network_of(model))} is off "
+                f"in training: pass it an argument {', '.join((*TRAINING, *PREDICTING))} of its "
+                "model's __call__, or set its rate to 0"
             )
         return function(*args, **kwargs)
 

@@ -1,9 +1,9 @@
 """Hooks: how a collection that a method adds to the variables changes each pass.
 
 A method may add a collection that the network itself does not read, such as a latent between
-features and classifier. The method's module registers a function `hook(tree, images, key) ->
-Hooked` for it. `models.forward.forward` calls it in training and at test if the variables contain
-the collection. So whoever reads variables from a file imports `fedjax_bn.contrib` first.
+features and classifier. The method's module registers a function for it, which `forward` calls in
+training and at test, also where a served model has variables and no method. So whoever reads
+variables from a file imports `fedjax_bn.contrib` first.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,7 @@ class Hooked(NamedTuple):
     """How a hook changes a pass."""
 
     images: jax.Array  # f[B, ...], the model's new inputs
-    # called instead of the classifier; None to call the classifier itself
-    around: Around | None = None
+    around: Around | None = None  # called instead of the classifier
     contexts: tuple[AbstractContextManager, ...] = ()  # contexts in which the model is applied
 
 
@@ -52,7 +51,7 @@ def apply_hooks(
 ) -> tuple[Variables, Hooked]:
     """Returns the variables without the collections that have hooks, and the hooks' joint changes.
 
-    `images` f[B, ...] are prepared as the model expects; `key` is None at test.
+    The images are f[B, ...]; `key` is None at test.
     """
     hooked = Hooked(images)
     # In the order of names, so that the order of imports has no effect.
@@ -77,9 +76,9 @@ def predicting(variables: Variables) -> Variables:
 def follow(
     variables: Variables, so_far: PyTree, images: jax.Array, valid: jax.Array | None
 ) -> PyTree:
-    """Returns what a client has measured (`sharing.MEASURED`) after the next batch of its stream.
+    """Returns what a client that received these variables has measured after the next batch.
 
-    `variables` are those that the client received, `so_far` the collection before the batch of
-    `images` f[B, ...], of which `valid` bool[B] count (None for all).
+    `so_far` is the collection `sharing.MEASURED` before the images f[B, ...], of which `valid`
+    bool[B] count (None for all).
     """
     return _FOLLOWERS[MEASURED](variables[MEASURED], so_far, images, valid)

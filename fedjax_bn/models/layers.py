@@ -1,8 +1,7 @@
 """The layers and base classes that the networks share.
 
 Padding is explicit, because "SAME" with strides pads unlike PyTorch. Biases are drawn by fan-in, as
-PyTorch draws them. A map that is too small raises an error here, instead of giving an empty array
-and later NaN.
+PyTorch draws them. A map that is too small raises an error, instead of becoming empty and then NaN.
 """
 
 import math
@@ -77,15 +76,12 @@ class Network(nn.Module, kw_only=True):
           name: the layer's name.
           kernel_init: initializer of the kernel f[kernel, kernel, C, F].
           use_bias: whether there is a bias, by default drawn as in PyTorch.
-          columns: the numbers of columns that are packed in x and in the result, see
-            `engine.columns`; maps are unpacked by default.
+          columns: the numbers of columns packed in x and in the result, see `engine.columns`.
           **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:
-          f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
-
-        Raises:
-          ValueError: the padded map is smaller than the kernel, or its dtype is an integer one.
+          f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F]; a padded map that is smaller
+          than the kernel raises ValueError.
         """
         x = unpack(x, columns[0])
         _check_window(x, kernel, padding, name)
@@ -112,11 +108,17 @@ class Network(nn.Module, kw_only=True):
         self, x: jax.Array, name: str | None, columns: int = 1, **options: Any
     ) -> jax.Array:
         """Applies the network's norm to a map of packed columns; only `BatchNorm` takes options."""
+        if self.norm not in get_args(_Norm):
+            raise ValueError(f"norm={self.norm!r} must be one of {', '.join(get_args(_Norm))}")
+        if self.norm == "none":
+            return x
+        x = unpack(x, columns)
         if self.norm == "batch":
-            layer = BatchNorm(param_dtype=self.param_dtype, name=name, columns=columns, **options)
+            options |= {"param_dtype": self.param_dtype, "name": name, "columns": columns}
+            y = BatchNorm(**options)(x)
         else:
-            layer = norm_of(self.norm, self.param_dtype)(name=name)
-        return pack(layer(unpack(x, columns)), columns)
+            y = _GroupNorm(self.param_dtype, name=name)(x)
+        return pack(y, columns)
 
     @nn.nowrap
     def normalize_and_pool(
@@ -132,10 +134,10 @@ class Network(nn.Module, kw_only=True):
 
         On accelerators the maximum comes before the normalization, which is monotone, so that less
         is normalized. The values are the same, and so is the gradient, but for another subgradient
-        by a scale of 0. The norm's own output stays that before the pooling wherever our handlers
-        or flax's `capture_intermediates` read it. Only `BatchNorm` takes options.
+        by a scale of 0. Where our handlers or flax's `capture_intermediates` read the norm's
+        output, it stays that before the pooling. Only `BatchNorm` takes options.
         """
-        pool = partial(max_pool, window=window, strides=strides, padding=padding)
+        pool = partial(self.max_pool, window=window, strides=strides, padding=padding)
         read = outputs_are_read() or self.is_mutable_collection("intermediates")
         # A subclass with its own norm may not be monotone.
         usual = self.norm == "batch" and type(self).normalize is Network.normalize
@@ -143,6 +145,43 @@ class Network(nn.Module, kw_only=True):
             return pool(nn.relu(self.normalize(x, name, **options)))
         layer = BatchNorm(param_dtype=self.param_dtype, name=name, **options)
         return nn.relu(layer(x, pool=pool))
+
+    @nn.nowrap
+    def dense(self, features: int, fan_in: int, name: str | None = None) -> nn.Dense:
+        """Makes a dense layer `fan_in` -> `features`, initialized like PyTorch's `Linear`."""
+        return nn.Dense(
+            features,
+            kernel_init=fan_in_uniform,
+            bias_init=_fan_in_uniform_bias(fan_in),
+            param_dtype=self.param_dtype,
+            name=name,
+        )
+
+    @nn.nowrap
+    def max_pool(self, x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
+        """Returns the maximum over square windows of f[B, H, W, C]; padding counts as -infinity."""
+        _check_window(x, window, padding, "max-pooling")
+        sides = ((padding, padding), (padding, padding))
+        return cpu.max_pool(x, (window, window), (strides, strides), sides)
+
+    @nn.nowrap
+    def average_pool(self, x: jax.Array, window: int) -> jax.Array:
+        """Returns means of disjoint windows, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
+        _check_window(x, window, 0, "average-pooling")
+        height, width = x.shape[1] // window, x.shape[2] // window
+        # Incomplete windows are dropped, as in PyTorch.
+        x = x[:, : height * window, : width * window]
+        return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
+
+    @nn.nowrap
+    def require_sides(self, images: jax.Array, stride: int) -> None:
+        """Raises ValueError unless the network's coarsest stride divides the sides of images."""
+        require_floats(images)
+        if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
+            raise ValueError(
+                f"{type(self).__name__} reads images f[B, H, W, C] whose sides {stride} divides, "
+                f"not samples of shape {images.shape[1:]}: choose another image size"
+            )
 
     @nn.nowrap
     def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:
@@ -198,19 +237,6 @@ def _standardized(kernel: jax.Array) -> jax.Array:
     return centred * (gain * jax.lax.rsqrt(jnp.maximum(squares, 1e-8)))
 
 
-def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
-    """Returns `make(name=...)`, which makes a norm layer, or the identity for "none".
-
-    "group" makes up to 32 groups of at least four channels, or one group if the number of channels
-    is not a multiple of four. Raises ValueError for an unknown norm.
-    """
-    if norm not in get_args(_Norm):
-        raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(_Norm))}")
-    if norm == "none":
-        return lambda name=None: lambda x: x
-    return partial(BatchNorm if norm == "batch" else _GroupNorm, param_dtype=param_dtype)
-
-
 class Tap(nn.Module):
     """Returns its input; as a named module it is a place where FedCD's masks can act."""
 
@@ -221,7 +247,7 @@ class Tap(nn.Module):
 
 
 class _GroupNorm(nn.Module):
-    """Group norm over the positions and channels of each group of a sample."""
+    """Group norm of up to 32 groups of at least four channels, or of one if 4 is no divisor."""
 
     param_dtype: Any = jnp.float32
 
@@ -242,50 +268,12 @@ class _GroupNorm(nn.Module):
             return layer(x)
 
 
-def dense(
-    features: int, fan_in: int, *, param_dtype: Any = jnp.float32, name: str | None = None
-) -> nn.Dense:
-    """Makes a dense layer `fan_in` -> `features`, initialized like PyTorch's `Linear`."""
-    return nn.Dense(
-        features,
-        kernel_init=fan_in_uniform,
-        bias_init=_fan_in_uniform_bias(fan_in),
-        param_dtype=param_dtype,
-        name=name,
-    )
-
-
-def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
-    """Returns the maximum over square windows of f[B, H, W, C]; padding counts as -infinity."""
-    _check_window(x, window, padding, "max-pooling")
-    sides = ((padding, padding), (padding, padding))
-    return cpu.max_pool(x, (window, window), (strides, strides), sides)
-
-
-def average_pool(x: jax.Array, window: int) -> jax.Array:
-    """Returns means of disjoint windows, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
-    _check_window(x, window, 0, "average-pooling")
-    height, width = x.shape[1] // window, x.shape[2] // window
-    # Incomplete windows are dropped, as in PyTorch.
-    x = x[:, : height * window, : width * window]
-    return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
-
-
 def require_floats(x: jax.Array) -> None:
     """Raises ValueError for integers: stored pixels must be standardized before a network."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
-            f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
-            "use fedjax_bn.serving.predictor or engine.images.standardize"
-        )
-
-
-def require_sides(images: jax.Array, stride: int, name: str) -> None:
-    """Raises ValueError unless a network's coarsest stride divides the sides of its images."""
-    if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
-        raise ValueError(
-            f"{name} reads images f[B, H, W, C] whose sides {stride} divides, not samples of shape "
-            f"{images.shape[1:]}: choose another image size"
+            f"a network reads floats, prepared as in training, and these are {x.dtype}: use "
+            "fedjax_bn.serving.predictor or engine.images.standardize"
         )
 
 
@@ -293,9 +281,8 @@ def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
     require_floats(x)
     if x.ndim != 4 or min(x.shape[1:3]) + 2 * padding < window:
         raise ValueError(
-            f"this network reads images f[B, H, W, C], not samples of shape {x.shape[1:]}: {name} "
-            f"needs a map of at least {window}x{window}, others are too small: "
-            "use larger images or another model, such as MLP"
+            f"{name} needs a map f[B, H, W, C] of at least {window}x{window} pixels, and samples "
+            f"of shape {x.shape[1:]} are too small: use larger images or another model, such as MLP"
         )
 
 

@@ -63,8 +63,7 @@ def lora(model: Any, *, rank: Units, where: Callable[[str], bool]) -> _LowRank:
     Args:
       model: a linen module, or the result of `from_nnx`.
       rank: r, the number of columns of A.
-      where: chooses layers by their path, such as "block0/qkv"; it may choose other modules too, of
-        which only `nn.Dense` and `nnx.Linear` have factors.
+      where: chooses `nn.Dense` and `nnx.Linear` by their path, such as "block0/qkv".
     """
     return _LowRank(model, rank, where)
 
@@ -77,16 +76,9 @@ def with_factors(
 ) -> Variables:
     """Adds factors to the variables of the network in `model`, such as pretrained ones.
 
-    A is drawn as the kernel of PyTorch's `Linear`, as in the authors' code, and B is 0.
-
-    Args:
-      key: random key.
-      model: the result of `lora`.
-      variables: the collections of the network, in whose dtypes the factors are made.
-      images: f[B, ...], prepared as the model expects; only the shape counts.
-
-    Raises:
-      ValueError: `where` chooses no dense layer.
+    A is drawn as the kernel of PyTorch's `Linear`, as in the authors' code, and B is 0. `variables`
+    are the collections of the network, in whose dtypes the factors are made; of the images
+    f[B, ...] only the shape counts. A `where` that chooses no dense layer raises ValueError.
     """
     kernels: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
 
@@ -126,7 +118,7 @@ def merged(variables: Variables) -> Variables:
 
 
 def all_but_factors(*paths: str) -> SharingRule:
-    """Returns the rule that is True for all leaves but factors and some modules, for `frozen=`.
+    """Returns the rule for `frozen=` that is True for all leaves but factors and some modules.
 
     `paths` are modules that are trained as well, such as "head"; using the rule raises ValueError
     if one is not in the variables.

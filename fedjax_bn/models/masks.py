@@ -7,13 +7,12 @@ The model itself does not change: `models.forward.forward` applies the masks in 
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.classifier import features_method, sizes_of, times
+from fedjax_bn.models.classifier import features_method, sizes_of
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, network_name, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
@@ -22,29 +21,6 @@ Masks = dict[str, jax.Array]
 
 COLLECTION = "mask"
 FEATURES = "features"
-
-
-def split_masks(variables: Variables) -> tuple[Variables, Masks]:
-    """Returns the variables without their masks, and the masks or {}."""
-    return without(variables, COLLECTION), variables.get(COLLECTION, {})
-
-
-def multiply(masks: Masks) -> AbstractContextManager:
-    """Returns a context in which modules have outputs masked by name -> f[C].
-
-    "features" is ignored, because `features_method` applies it.
-    """
-    inside = without(masks, FEATURES)
-    if not inside:
-        return nullcontext()
-
-    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        name = "/".join(call.path)
-        is_output = call.method == "__call__" and name in inside
-        return times(output, inside[name]) if is_output else output
-
-    return intercepting(masked)
 
 
 def with_masks(
@@ -61,21 +37,19 @@ def with_masks(
       names: "features", or paths of modules. For a model with `taps` (name -> channels), such as a
         detector, "features" means all taps.
       images: f[B, ...]; only the shape counts. Without images, the number of channels of a layer's
-        output is the last axis of its kernel, scale or bias, and `classifier.last_dense` finds the
-        number of features. A mask of the wrong size raises an error when it is applied.
+        output is the last axis of its kernel, scale or bias.
 
     Raises:
-      ValueError: there is no intermediate of this name, its size cannot be found, or "features" is
-        requested and the classifier cannot be found.
+      ValueError: there is no intermediate of this name, or no classifier that reads "features".
     """
-    plain, masks = split_masks(variables)
+    plain, masks = without(variables, COLLECTION), variables.get(COLLECTION, {})
     taps = getattr(model, "taps", {})
     # A detector has no classifier: its features are all maps that its predictions read.
     named = [layer for name in names for layer in (taps if name == FEATURES and taps else (name,))]
     missing = [name for name in named if name not in masks]
     if images is None:
         channels = dict(taps)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(plain["params"]):
+        for path, leaf in jax.tree.leaves_with_path(plain["params"]):
             *module, kind = path_names(path)
             # Their last axis is the layer's number of output channels.
             if kind in ("kernel", "scale", "bias"):
@@ -86,9 +60,8 @@ def with_masks(
         channels[FEATURES] = sizes_of(model, plain, images).features
     if unknown := [name for name in missing if name not in channels]:
         raise ValueError(
-            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask; valid are "
-            f"{', '.join(sorted({*channels, FEATURES}))}, and all modules where "
-            "fedjax_bn.models.masks.with_masks gets images"
+            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask: choose one of "
+            f"{', '.join(sorted({*channels, FEATURES}))}, or give with_masks images for others"
         )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     ones = {name: jnp.ones(channels[name], dtype) for name in missing}
@@ -96,7 +69,7 @@ def with_masks(
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
-    """Name -> channels of every intermediate that can be masked, found by traces alone."""
+    """Name -> channels of every intermediate that can be masked."""
     channels = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:

@@ -20,12 +20,9 @@ from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.models.layers import (
     Classifier,
     Network,
-    average_pool,
-    dense,
     fan_in_uniform,
     he_fan_in,
     he_fan_out,
-    norm_of,
     require_floats,
     variant,
 )
@@ -35,16 +32,15 @@ def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
     """Dense, norm, ReLU for each width in `net.hidden`; the first norm has number `norms` + 1."""
     x = x.reshape(x.shape[0], -1)
     for i, width in enumerate(net.hidden, start=1):
-        layer = dense(width, x.shape[-1], param_dtype=net.param_dtype, name=f"dense{i}")
+        layer = net.dense(width, x.shape[-1], f"dense{i}")
         x = nn.relu(net.normalize(layer(x), f"norm{norms + i}"))
     return x
 
 
 class MLP(Classifier):
-    """Dense, batch norm and ReLU for each hidden layer, then the classifier.
+    """Dense, batch norm and ReLU for each hidden layer of a flat input, then the classifier.
 
-    Li et al. 2021, section 5.2 (ABIDE, 5995 inputs, two classes). Inputs with more axes are
-    flattened.
+    Li et al. 2021, section 5.2 (ABIDE, 5995 inputs, two classes).
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -55,7 +51,7 @@ class MLP(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+        self.head = self.dense(self.num_classes, self.hidden[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -81,23 +77,24 @@ class TwoLayer(Classifier):
     alpha: Above0 = 10.0
 
     def setup(self) -> None:
-        """Makes the classifier."""
+        """Makes the dense layers."""
         draw = nn.initializers.normal(self.alpha)
         drawn = {"kernel_init": draw, "bias_init": draw, "param_dtype": self.param_dtype}
         self.dense1 = nn.Dense(self.hidden, **drawn)
-        self.norm1 = norm_of(self.norm, self.param_dtype)()
         self.head = nn.Dense(self.num_classes, **drawn)
 
+    @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden], the classifier's inputs."""
-        return nn.relu(self.norm1(self.dense1(images.reshape(images.shape[0], -1))))
+        x = self.dense1(images.reshape(images.shape[0], -1))
+        return nn.relu(self.normalize(x, "norm1"))
 
 
 class SmallCNN(Classifier):
     """Three 3x3 convolutions of stride 2, each with batch norm and ReLU, then a mean over the map.
 
     Our own network, for runs on two CPU cores: 24 thousand parameters, and 0.7 million
-    multiplications per image of 32x32. Images may have any size.
+    multiplications per image of 32x32.
 
     Attributes:
       widths: channels of the convolutions.
@@ -108,7 +105,7 @@ class SmallCNN(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        self.head = dense(self.num_classes, self.widths[-1], param_dtype=self.param_dtype)
+        self.head = self.dense(self.num_classes, self.widths[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -124,9 +121,8 @@ class SmallCNN(Classifier):
 class DigitCNN(Classifier):
     """Three 5x5 convolutions and three dense layers, with batch norm after all but the last.
 
-    FedBN's network for digits (Li et al. 2021, Table 3). Designed for images of 28x28; the smallest
-    possible size is 4x4. Differs from the paper: Table 3 prints layer 3 twice, but the authors'
-    code has it once.
+    FedBN's network for digits of 28x28 (Li et al. 2021, Table 3); the smallest possible size is
+    4x4. Differs from the paper: Table 3 prints layer 3 twice, but the authors' code has it once.
 
     Attributes:
       hidden: widths of the two hidden dense layers.
@@ -139,7 +135,7 @@ class DigitCNN(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+        self.head = self.dense(self.num_classes, self.hidden[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -166,8 +162,8 @@ SmallDigitCNN = variant(
 class AlexNet(Classifier):
     """Five convolutions and three dense layers, batch norm after all but the last; no dropout.
 
-    FedBN's network for Office-Caltech10 and DomainNet (Li et al. 2021, appendix D.3, Table 9).
-    Designed for images of 256x256; the smallest possible size is 63x63.
+    FedBN's network for Office-Caltech10 and DomainNet, with images of 256x256 (Li et al. 2021,
+    appendix D.3, Table 9); the smallest possible size is 63x63.
 
     Attributes:
       hidden: widths of the two hidden dense layers.
@@ -178,7 +174,7 @@ class AlexNet(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+        self.head = self.dense(self.num_classes, self.hidden[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -197,10 +193,7 @@ class AlexNet(Classifier):
 
 
 class _ResidualBlock(Network):
-    """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
-
-    The branch is 3x3, 3x3; in a bottleneck it is 1x1, 3x3, 1x1 with 4 `width` output channels.
-    """
+    """ReLU of a shortcut plus a branch of 3x3, 3x3, or in a bottleneck 1x1, 3x3, 1x1."""
 
     width: int
     strides: int = 1
@@ -265,7 +258,7 @@ class ResNet(Classifier):
         """Makes the classifier."""
         # The channels of the last stage: `setup` sees no map to read them from.
         pooled = self.width * 2 ** (len(self.stage_sizes) - 1) * (4 if self.bottleneck else 1)
-        self.head = dense(self.num_classes, pooled, param_dtype=self.param_dtype)
+        self.head = self.dense(self.num_classes, pooled)
 
     @nn.compact
     def maps(self, images: jax.Array) -> jax.Array:
@@ -315,12 +308,11 @@ class _DenseLayer(Network):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C + growth]."""
+        convolve = partial(self.convolve, kernel_init=he_fan_in)
         branch = nn.relu(self.normalize(x, "norm1"))
-        branch = self.convolve(branch, 4 * self.growth, 1, kernel_init=he_fan_in, name="conv1")
+        branch = convolve(branch, 4 * self.growth, 1, name="conv1")
         branch = nn.relu(self.normalize(branch, "norm2"))
-        branch = self.convolve(
-            branch, self.growth, 3, padding=1, kernel_init=he_fan_in, name="conv2"
-        )
+        branch = convolve(branch, self.growth, 3, padding=1, name="conv2")
         return jnp.concatenate([x, branch], axis=-1)
 
 
@@ -332,7 +324,7 @@ class _Transition(Network):
         """f[B, H, W, C] -> f[B, H // 2, W // 2, C // 2]."""
         half = x.shape[-1] // 2
         x = nn.relu(self.normalize(x, "norm"))
-        return average_pool(self.convolve(x, half, 1, kernel_init=he_fan_in, name="conv"), 2)
+        return self.average_pool(self.convolve(x, half, 1, kernel_init=he_fan_in, name="conv"), 2)
 
 
 @bounded
@@ -381,8 +373,8 @@ DenseNet121 = variant(
 def _adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
     """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
 
-    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
-    columns; the bins overlap where `size` does not divide H.
+    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, which may
+    overlap, and likewise for columns.
     """
     for axis in (1, 2):
         n = x.shape[axis]

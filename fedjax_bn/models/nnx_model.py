@@ -13,7 +13,7 @@ change.
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import Any, cast
@@ -25,7 +25,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.normalization.calls import Call, flax_batch_norm, mode_arguments, through_handlers
+from fedjax_bn.normalization.batch_norm import flax_batch_norm
+from fedjax_bn.normalization.calls import Call, mode_arguments, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -43,17 +44,13 @@ class _NnxModel:
     """An nnx model with the functions `init` and `apply` of a linen one; made by `from_nnx`.
 
     The variables are nested dicts, as in linen: `params` holds every `nnx.Param` and `batch_stats`
-    every `nnx.BatchStat` by its path. All other state, such as constants, stays in `net`. The model
-    has the methods `features` and `classify` if `net` has them.
-
-    Attributes:
-      net: the user's model, which never changes.
+    every `nnx.BatchStat` by its path. All other state, such as constants, stays in `net`.
     """
 
-    net: nnx.Module
+    net: nnx.Module  # the user's model, which never changes
 
     def init(self, key: jax.Array, images: jax.Array, **options: Any) -> Variables:
-        """Returns the present variables of `net`; ignores the arguments, which linen needs."""
+        """Returns the variables of `net`, whatever the arguments, which linen needs."""
         del key, images, options
         return _collect(self.net, _COLLECTIONS)
 
@@ -70,23 +67,19 @@ class _NnxModel:
         """Passes a batch through a fresh copy of `net` with these variables.
 
         Args:
-          variables: collections as from `init`; others are ignored.
+          variables: collections as from `init`, or else ValueError; others are ignored.
           images: f[B, ...].
           train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also passed to
             the call if it has one of the arguments of `normalization.calls.mode_arguments`.
           mutable: collections to return, among "batch_stats" and "recorded".
-          rngs: random keys; every stream of `net` gets its own key from `rngs["dropout"]`. Without
-            `rngs`, every pass starts from the streams' state at `from_nnx`.
-            A `net` whose call has an argument `rngs` gets `nnx.Rngs` of this key, or of 0.
+          rngs: every stream of `net` gets its own key from `rngs["dropout"]`, or else starts from
+            its state at `from_nnx`. A call with an argument `rngs` gets streams of this key or 0.
           method: `method(net, images)` is called instead of `net(images)`.
 
         Returns:
           The output, or the pair (output, collections) if `mutable` names any.
-
-        Raises:
-          ValueError: the variables do not fit this model.
         """
-        net = nnx.merge(*_split(self.net))
+        net = _copied(self.net)
         _fill(net, variables)
         if rngs:
             _reseed(net, rngs["dropout"])
@@ -122,53 +115,34 @@ class _NnxModel:
 
 
 def from_nnx(net: nnx.Module) -> _NnxModel:
-    """Wraps an nnx module, for use with every method, sharing rule and adaptation.
+    """Wraps an nnx module, images f[B, ...] -> outputs, for every method, rule and adaptation.
 
     Statistics rules reach every `nnx.BatchNorm` in it. These layers keep flax's conventions:
-    momentum 0.99 by default, and the biased variance as running variance (see
-    `normalization.calls`).
-
-    Args:
-      net: images f[B, ...] -> outputs, with its weights; it is copied. Its call may take `rngs`,
-        the streams of a pass.
-
-    Raises:
-      ValueError: `net` is not an nnx module, or one of its modules has running statistics but no
-        `__call__`, so that no statistics rule could reach them.
+    momentum 0.99 by default, and the biased variance as running variance. The weights are copied.
+    Raises ValueError for other objects, such as a class.
     """
     if not isinstance(net, nnx.Module):
         raise ValueError(f"from_nnx takes a module such as Net(rngs=nnx.Rngs(0)), not {net!r:.80}")
-    for path, module in nnx.iter_graph(net):
-        uncalled = isinstance(module, nnx.Module) and not callable(module)
-        if uncalled and any(isinstance(leaf, nnx.BatchStat) for leaf in vars(module).values()):
-            raise ValueError(
-                f"the module {'/'.join(map(str, path))!r} has running statistics and no __call__, "
-                "so that no statistics rule reaches them: use flax.nnx.BatchNorm there"
-            )
     # A copy, so that training the net elsewhere does not change this model.
-    return _NnxModel(nnx.merge(*_split(net)))
+    return _NnxModel(_copied(net))
 
 
 def to_nnx(model: Any, variables: Variables) -> nnx.Module:
     """Returns a copy of an nnx module with these parameters and batch statistics, in `eval` mode.
-
-    Its outputs are those of `model` with the running statistics. `nnx.update` cannot take the
-    variables, because their names are strings where nnx counts the modules of a list.
 
     Args:
       model: what `from_nnx` returned, or the nnx module itself.
       variables: of one model, such as `global_variables(state)` or `client_variables(state, 0)`.
 
     Raises:
-      ValueError: the model is another one, or the variables are not its own: a leaf is missing or
-        has another shape, or a method has added some that the module does not read, such as masks
-        or gates.
+      ValueError: the variables are not the model's own: a leaf is missing or has another shape, or
+        a method has added some that the module does not read, such as masks or gates.
     """
     while isinstance(model, Wrapped):
         model = model.network
     if not isinstance(model, _NnxModel):
         model = from_nnx(model)
-    net, variables = nnx.merge(*_split(model.net)), predicting(variables)
+    net, variables = _copied(model.net), predicting(variables)
     module_shapes, shapes = (
         {path: jnp.shape(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
         for tree in (_collect(net, _COLLECTIONS), variables)
@@ -177,8 +151,7 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
         path = differing[0]
         raise ValueError(
             f"{path} is {module_shapes.get(path, 'missing')} in {type(net).__name__} and "
-            f"{shapes.get(path, 'missing')} in the variables: give the variables of one "
-            "model, to which no method has added any"
+            f"{shapes.get(path, 'missing')} in the variables: give those of one model alone"
         )
     _fill(net, variables)
     net.eval()
@@ -250,37 +223,31 @@ def _set_value(variable: nnx.Variable, value: jax.Array) -> None:
         variable.value = value
 
 
-def _split(net: nnx.Module) -> tuple[Any, Any]:
+def _copied(net: nnx.Module) -> nnx.Module:
     graph, state = nnx.split(net)
-    return graph, jax.tree.map(lambda leaf: leaf, state)  # copies the variables, not the arrays
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))  # new variables, same arrays
 
 
-def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
-    for path, node in list(nnx.iter_graph(net)):
-        if isinstance(node, nnx.Variable):
-            yield tuple(map(str, path)), node
+def _leaves(
+    net: nnx.Module, kinds: dict[str, type[nnx.Variable]]
+) -> dict[tuple[str, ...], nnx.Variable]:
+    """(collection, *path) -> variable, of each kind."""
+    return {
+        (collection, *map(str, path)): node
+        for path, node in nnx.iter_graph(net)
+        for collection, kind in kinds.items()
+        if isinstance(node, kind)
+    }
 
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
-    """The variables of each kind as nested dicts, without empty collections."""
-    leaves = {
-        (collection, *path): leaf[...]
-        for path, leaf in _leaves(net)
-        for collection, kind in kinds.items()
-        if isinstance(leaf, kind)
-    }
-    return unflatten_dict(leaves)
+    return unflatten_dict({path: leaf[...] for path, leaf in _leaves(net, kinds).items()})
 
 
 def _fill(net: nnx.Module, variables: Variables) -> None:
     """Writes the variables to the net, and adds parameters that it lacks, such as gates."""
     values = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
-    leaves = {
-        (collection, *path): leaf
-        for path, leaf in _leaves(net)
-        for collection, kind in _COLLECTIONS.items()
-        if isinstance(leaf, kind)
-    }
+    leaves = _leaves(net, _COLLECTIONS)
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
     added = [path for path in values if path not in leaves]
     # A method adds parameters beside those of a module, as a gate beside a scale.

@@ -1,10 +1,8 @@
 """Loads weights that others trained on ImageNet, as the start of a federation.
 
-They are PyTorch's tensors by torchvision's names, read from a `.safetensors` file, from the Hugging
-Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. ViT and
-ConvNeXt have timm's names. A YOLOv5 or a UNet starts from the user's own file. Code in a file is
-never run. Every tensor is used once; a tensor that is missing, left over or of another shape is an
-error.
+They are PyTorch's tensors by torchvision's or timm's names, read from a `.safetensors` file, from
+the Hugging Face hub (timm's conversions of torchvision's weights), or from torchvision's own
+`.pth`. A YOLOv5 or a UNet starts from the user's own file. Code in a file is never run.
 """
 
 import importlib
@@ -59,11 +57,10 @@ def load_pretrained(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the variables of `model` with pretrained weights.
 
-    The classifier is unchanged if the file's classifier has another number of classes, or if the
-    file of a ViT or ConvNeXt has none, as DINOv2's; its `mask_token` is not used. AlexNet
-    takes torchvision's convolutions and dense layers; its batch norms, which torchvision's network
-    lacks, are unchanged (UniFed, section 4.1.1), and so are dense layers of another width. A file
-    with the names of FedBN's AlexNet provides every tensor.
+    The classifier is unchanged if the file's has another number of classes, or if the file of a ViT
+    or ConvNeXt has none, as DINOv2's. AlexNet takes torchvision's convolutions and dense layers;
+    its batch norms, which torchvision's network lacks, are unchanged (UniFed, section 4.1.1), and
+    so are dense layers of another width. A file of FedBN's AlexNet provides every tensor.
 
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
@@ -80,16 +77,15 @@ def load_pretrained(
     Raises:
       FileNotFoundError: `source` is neither a file nor a hub id.
       ModuleNotFoundError: a package that reads this format is not installed.
-      ValueError: there are no weights for this kind of model; the file is damaged or cannot be
-        fetched; a tensor is missing, left over, of another shape or not finite; or a variance is
-        negative. The message names it.
+      ValueError: there are no weights for this kind of model, the file is damaged or cannot be
+        fetched, or a tensor does not fit (see `torch_weights.convert`); the message names it.
     """
     path, keras = Path(source).expanduser(), getattr(model, "keras", False)
     if type(model) not in _KINDS or (path / "model.json").is_file() != keras:
         raise ValueError(
             f"pretrained weights {source} are not for {type(model).__name__} with keras={keras}: "
-            "there are some for ResNet18, ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet and "
-            "YOLOv5, and folders of Keras for ResNet50:keras=True"
+            f"files are for {', '.join(kind.__name__ for kind in _KINDS)}, and folders of Keras "
+            "for ResNet50:keras=True"
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
@@ -172,8 +168,8 @@ def _read(source: str | Path, path: Path) -> _Tensors:
         file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
     except Exception as error:  # no network, no such repository, no such file, no space, ...
         raise ValueError(
-            f"pretrained weights {source} cannot be fetched from the hub ({_reason(error)}): check "
-            "the id and the connection, or give a file"
+            f"pretrained weights {source} cannot be fetched ({_reason(error)}): check the id and "
+            "the connection, or give a file"
         ) from error
     return _read_file(Path(file))
 
@@ -189,9 +185,8 @@ def _read_file(path: Path) -> _Tensors:
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # a damaged file may raise any type of exception in the readers
         raise ValueError(
-            f"pretrained weights {path} are damaged, or hold objects, which would run code "
-            f"({_reason(error)}): fetch the file again, or save model.float().state_dict() with "
-            "the package that made it, and give that file"
+            f"pretrained weights {path} are damaged or hold objects, which would run code "
+            f"({_reason(error)}): fetch the file again, or save model.float().state_dict()"
         ) from error
 
 
@@ -273,8 +268,6 @@ def _arrays(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
             paths = [folder / Path(path).name for path in group["paths"]]
             content, start = b"".join(path.read_bytes() for path in paths), 0
             for entry in group["weights"]:
-                if entry["dtype"] != "float32" or "quantization" in entry:
-                    raise ValueError(f"{entry['name']} is not of plain, unquantized float32")
                 array = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start)
                 yield entry["name"], array.reshape(entry["shape"])
                 start += array.nbytes

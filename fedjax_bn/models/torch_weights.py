@@ -113,12 +113,9 @@ def from_torch(
       image_shape: (height, width, channels) of one image; None for the network's usual one. Only
         the variables of DigitCNN and MLP depend on height and width.
 
-    Returns:
-      {"params": ..., "batch_stats": ...}.
-
     Raises:
-      ValueError: PyTorch's names are unknown for this kind of model, or a tensor does not fit (see
-        `convert`); the message names it.
+      ValueError: PyTorch's names are unknown for this kind of model, or a tensor is missing, left
+        over, of another shape or not finite, or a variance is negative; the message names it.
     """
     image_shape = image_shape or _usual_shape(model)
     # Shapes suffice, so that nothing is drawn only to be replaced.
@@ -135,14 +132,8 @@ def convert(
 ) -> dict[Path, jax.Array]:
     """Converts PyTorch's tensors to some leaves of the variables of `model`, path -> array.
 
-    Args:
-      model, image_shape: as in `from_torch`.
-      state_dict: exactly the tensors of these leaves, optionally with counters.
-      leaves: path in the variables -> an object with the shape of the leaf.
-
-    Raises:
-      ValueError: a tensor is missing, left over, of another shape or not finite, or a variance is
-        negative; the message names it.
+    `model`, `image_shape` and errors are as in `from_torch`; `state_dict` has exactly the tensors
+    of these leaves, optionally with counters, and `leaves` path -> an object with its shape.
     """
     names = {path: torch_name(model, path) for path in leaves}
     expected = {*names.values(), *([_ANCHORS] if isinstance(model, YOLOv5) else [])}
@@ -176,14 +167,8 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict with which PyTorch's network computes the same outputs as `model`.
 
-    It includes counters `num_batches_tracked` of 0 and, for a YOLOv5, the anchors.
-
-    Args:
-      model, image_shape: as in `from_torch`.
-      variables: "params" and "batch_stats" of the model.
-
-    Raises:
-      ValueError: PyTorch's names are unknown for this kind of model.
+    It includes counters `num_batches_tracked` of 0 and, for a YOLOv5, the anchors. `model` and
+    `image_shape` are as in `from_torch`; `variables` are "params" and "batch_stats" of the model.
     """
     maps = _flattened_maps(model, image_shape or _usual_shape(model))
     state_dict = {}
@@ -204,12 +189,9 @@ def to_torch(
 
 
 def torch_name(model: nn.Module, path: Path) -> str:
-    """Returns PyTorch's name of a leaf.
+    """Returns PyTorch's name of a leaf; ValueError if none are known for this kind of model.
 
     A ResNet's ("params", "layer1_0", "conv1", "kernel") becomes "layer1.0.conv1.weight".
-
-    Raises:
-      ValueError: PyTorch's names are unknown for this kind of model.
     """
     if type(model) not in _NAMES:
         kinds = ", ".join(sorted(kind.__name__ for kind in _NAMES))
@@ -254,8 +236,7 @@ def _check_anchors(model: YOLOv5, anchors: Any) -> None:
     if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
         raise ValueError(
             f"{_ANCHORS} are {anchors.tolist()} in cells, but this model's are "
-            f"{model_anchors.tolist()}: build it with anchors=fedjax_bn.models.yolo.Anchors(...) "
-            "of the file's, in pixels"
+            f"{model_anchors.tolist()}: build it with the file's anchors=Anchors(...), in pixels"
         )
 
 
@@ -267,8 +248,7 @@ def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
     if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
         raise ValueError(
-            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape}, "
-            f"with floats that are finite in {dtype}, and variances of at least 0 (a pos_embed is "
-            "that of image_size)"
+            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape}, of "
+            f"floats finite in {dtype} and variances of at least 0 (a pos_embed is of image_size)"
         )
     return tensor

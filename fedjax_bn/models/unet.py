@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Channels, Levels, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, Tap, max_pool, require_floats, require_sides
+from fedjax_bn.models.layers import Network, Tap
 
 
 @bounded
@@ -37,19 +37,14 @@ class UNet(Network):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Maps images f[B, H, W, C] to logits f[B, H, W, num_classes].
-
-        Raises:
-          ValueError: a side of the images is not a multiple of 2^levels.
-        """
-        require_floats(images)
-        require_sides(images, 2**self.levels, "UNet")
+        """Maps images f[B, H, W, C] to logits f[B, H, W, num_classes]."""
+        self.require_sides(images, 2**self.levels)
         x, beside = images, []
         for i in range(self.levels):
             x = self.part(_Block, self.width * 2**i, name=f"encoder{i + 1}")(x)
             # Kept before pooling, for the decoder's block of the same size.
             beside.append(x)
-            x = max_pool(x, 2, 2)
+            x = self.max_pool(x, 2, 2)
         x = self.part(_Block, self.width * 2**self.levels, name="bottleneck")(x)
         for i in reversed(range(self.levels)):
             x = self.part(_Doubled, self.width * 2**i, name=f"up{i + 1}")(x)

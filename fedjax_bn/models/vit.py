@@ -1,8 +1,7 @@
 """Vision transformers (Dosovitskiy et al. 2021) and ConvNeXt (Liu et al. 2022), as timm has them.
 
-Names of layers, initial values, the exact GELU and the layer norms' epsilon of 1e-6 are timm's. The
-networks have layer norms only and no running statistics; `norm` must keep its default. Dropout and
-stochastic depth are left out: timm's rates are 0.
+Names of layers, initial values, the exact GELU and the layer norms' epsilon of 1e-6 are timm's.
+There are layer norms only, and neither dropout nor stochastic depth, whose rates are 0 in timm.
 """
 
 from collections.abc import Sequence
@@ -13,10 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, Units, bounded
-from fedjax_bn.models.layers import Classifier, Network, require_floats, require_sides, variant
+from fedjax_bn.models.layers import Classifier, Network, variant
 
 # timm cuts its normal distribution at +-2, which is 100 standard deviations.
 _normal = nn.initializers.normal(0.02)
+_TIMMS: dict[str, Any] = {
+    "kernel_init": _normal,
+    "use_bias": True,
+    "bias_init": nn.initializers.zeros,
+}
 
 
 def _dense(net: Network, features: int, name: str | None = None) -> nn.Dense:
@@ -40,10 +44,7 @@ def _perceptron(net: Network, x: jax.Array, hidden: int) -> jax.Array:
 
 def _require_usual_norm(net: Network) -> None:
     if net.norm != "batch":
-        raise ValueError(
-            f"{type(net).__name__} has layer norms alone: leave norm={net.norm!r} out, or use a "
-            "ResNet"
-        )
+        raise ValueError(f"{type(net).__name__} has layer norms alone: leave norm={net.norm!r} out")
 
 
 class _LayerScale(Network):
@@ -99,8 +100,8 @@ class ViT(Classifier):
       heads: number of attention heads.
       patch: side of a patch in pixels.
       image_size: side, a multiple of `patch`, of the images for which the position embedding has
-        one vector a patch. For images of other sizes it is resized by cubic interpolation in each
-        pass, as by timm's `dynamic_img_size=True`.
+        one vector a patch. For other images it is resized by cubic interpolation in each pass, as
+        by timm's `dynamic_img_size=True`.
       layer_scale: initial factor of the branches' channels, 0 for a network without factors.
     """
 
@@ -124,13 +125,8 @@ class ViT(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, 3] -> f[B, C], the class token after the last layer norm.
-
-        Raises:
-          ValueError: a side of the images is not a multiple of `patch`.
-        """
-        require_floats(images)
-        require_sides(images, self.patch, type(self).__name__)
+        """f[B, H, W, 3] -> f[B, C], the class token after the last layer norm."""
+        self.require_sides(images, self.patch)
         x = self.convolve(
             images, self.width, self.patch, self.patch, use_bias=True, name="patch_embed"
         )
@@ -195,11 +191,9 @@ class _ConvNeXtBlock(Network):
             channels,
             7,
             padding=3,
-            kernel_init=_normal,
-            use_bias=True,
-            bias_init=nn.initializers.zeros,
             feature_group_count=channels,
             name="conv_dw",
+            **_TIMMS,
         )
         y = _perceptron(self, _layer_norm(self, y, "norm"), 4 * channels)
         return x + self.part(_LayerScale, 1e-6, name="ls")(y)
@@ -239,9 +233,7 @@ class ConvNeXt(Classifier):
     @nn.nowrap
     def _reduced(self, x: jax.Array, width: int, factor: int, name: str) -> jax.Array:
         """Convolves disjoint windows, f[B, H, W, C] -> f[B, H // factor, W // factor, width]."""
-        bias = nn.initializers.zeros
-        options: dict[str, Any] = {"kernel_init": _normal, "use_bias": True, "bias_init": bias}
-        return self.convolve(x, width, factor, factor, name=name, **options)
+        return self.convolve(x, width, factor, factor, name=name, **_TIMMS)
 
 
 ConvNeXtT = variant(

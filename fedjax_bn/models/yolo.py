@@ -4,8 +4,7 @@ They were written from a table of layers, from formulas, and from the papers of 
 relative to anchors (YOLOv3, Redmon & Farhadi 2018), batch norm and no bias in every convolution
 (YOLOv2, Redmon & Farhadi 2017), bottlenecks on half of the channels (CSPNet, Wang et al. 2020),
 maxima over growing windows (SPP, He et al. 2015), PANet's two paths through the levels (Liu et al.
-2018). This module contains and downloads no code or weights of another implementation;
-`models.pretrained` reads a user's own file by the layer names in `models.torch_weights`.
+2018). Nothing here is code or weights of another implementation.
 """
 
 import math
@@ -19,21 +18,14 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides, variant
+from fedjax_bn.models.layers import Network, Tap, variant
 
 
 class Anchors(NamedTuple):
-    """The anchors of a detector's levels, from the finest map of cells to the coarsest.
+    """The anchors of a detector's levels, from the finest map of cells to the coarsest."""
 
-    A detector predicts the size of a box relative to an anchor (Redmon & Farhadi 2018, YOLOv3).
-
-    Attributes:
-      sizes: for each level, (width, height) in pixels of its A anchors.
-      strides: for each level, the side of a cell in pixels.
-    """
-
-    sizes: tuple[tuple[tuple[float, float], ...], ...]
-    strides: tuple[int, ...]
+    sizes: tuple[tuple[tuple[float, float], ...], ...]  # (width, height) in pixels, A for a level
+    strides: tuple[int, ...]  # for each level, the side of a cell in pixels
 
     @property
     def per_cell(self) -> int:
@@ -58,8 +50,8 @@ _TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (7
 class YOLOv5(Network):
     """Halves the map five times, then runs up and down the last three levels.
 
-    There are 57 batch norms at the default depth. The maps that prediction layers read are outputs
-    of the modules `tap0` to `tap2`, so that FedCD's masks act there.
+    There are 57 batch norms at the default depth. FedCD's masks act on the outputs of the modules
+    `tap0` to `tap2`, which the prediction layers read.
 
     Attributes:
       num_classes: C.
@@ -81,7 +73,7 @@ class YOLOv5(Network):
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for each level."""
-        require_sides(images, self.anchors.strides[-1], type(self).__name__)
+        self.require_sides(images, self.anchors.strides[-1])
         return _read_out(self, self._maps(images))
 
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
@@ -142,8 +134,7 @@ class TinyDetector(Network):
 
     Our own network, for images of about 100 pixels a side on two CPU cores. It has 382,570
     parameters with ten classes, or 98,274 with `width=8`. The coarse map is joined to the fine one
-    as in feature pyramids (Lin et al. 2017). The prediction layers read the outputs of `tap0` and
-    `tap1`.
+    as in feature pyramids (Lin et al. 2017). The prediction layers read `tap0` and `tap1`.
 
     Attributes:
       num_classes: C.
@@ -163,7 +154,7 @@ class TinyDetector(Network):
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for both levels."""
-        require_sides(images, self.anchors.strides[-1], type(self).__name__)
+        self.require_sides(images, self.anchors.strides[-1])
         width2, width4, width8, width16 = (self.width * times for times in (1, 2, 4, 8))
         make = partial(self.part, _ConvNorm, kernel=3)
         x = make(width2, strides=2, name="conv1")(images)
@@ -240,7 +231,7 @@ class _PooledPyramid(Network):
         maps = [self.part(_ConvNorm, x.shape[-1] // 2, name="cv1")(x)]
         # Two and three 5x5 windows in a row have the maxima of 9x9 and of 13x13.
         for _ in range(3):
-            maps.append(max_pool(maps[-1], 5, 1, 2))
+            maps.append(self.max_pool(maps[-1], 5, 1, 2))
         return self.part(_ConvNorm, self.features, name="cv2")(jnp.concatenate(maps, -1))
 
 
@@ -257,9 +248,7 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
             net.anchors.per_cell * depth,
             1,
             use_bias=True,
-            bias_init=partial(
-                _prior, anchors=net.anchors.per_cell, stride=stride, fan_in=x.shape[-1]
-            ),
+            bias_init=partial(_prior, net.anchors.per_cell, stride, x.shape[-1]),
             # Never standardized, so that the biases set the predictions at the start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
@@ -269,7 +258,7 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
 
 
 def _prior(
-    key: jax.Array, shape: tuple[int, ...], dtype: Any, *, anchors: int, stride: int, fan_in: int
+    anchors: int, stride: int, fan_in: int, key: jax.Array, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
     """Initial biases: PyTorch's random values plus the logits of a prior (Lin et al. 2017)."""
     bound = fan_in**-0.5

@@ -17,7 +17,6 @@ from fedjax_bn.normalization.layer import (
     Statistics,
     StatisticsRule,
     is_spatial,
-    key_for,
     running_statistics,
 )
 from fedjax_bn.normalization.mixig import mix_statistics
@@ -106,7 +105,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         distances = [own - running for own, running in zip(instance, received, strict=True)]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(distances, axis=-1))
         if key is not None:
-            z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
+            z = jax.random.normal(layer.key(key), delta.shape, delta.dtype)
             epsilon += delta * computed_once(z)  # else XLA:CPU draws again in every loop that reads
         alpha = computed_once(jnp.clip(epsilon, 0, 1))
         mean, std = mix_statistics(instance, received, alpha[:, None])

@@ -11,18 +11,19 @@ model's `__call__` needs no argument except the images:
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization.layer import (
     RECORDED,
     Layer,
     Statistics,
     StatisticsRule,
-    by_channel,
     normalize,
     statistics_of,
 )
@@ -75,7 +76,7 @@ class BatchNorm(nn.Module):
         shape = (x.shape[-1],)
         self.variable("batch_stats", "mean", jnp.zeros, shape, self.param_dtype)
         self.variable("batch_stats", "var", jnp.ones, shape, self.param_dtype)
-        layer = layer_of(self, unbiased=self.unbiased)._replace(columns=self.columns)
+        layer = _layer_of(self, unbiased=self.unbiased)._replace(columns=self.columns)
         scale = bias = None
         if self.use_scale:
             scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
@@ -89,18 +90,18 @@ class BatchNorm(nn.Module):
             turned = x * sign
             x = turned * sign
         layer_statistics = statistics_of(statistics, layer, x, valid)
-        store(self, layer, layer_statistics)
+        _store(self, layer, layer_statistics)
         given_for = (layer_statistics, self.epsilon, scale, bias, self.columns)
         if pool is None:
             return normalize(x, *given_for).astype(x.dtype)
         # Normalizing is monotonic for each channel then, so pooling may come first.
-        if all(by_channel(moment, x) for moment in layer_statistics[:2]):
+        if layer_statistics.by_channel(x):
             return normalize(pool(turned) * sign, *given_for).astype(x.dtype)
         return pool(normalize(x, *given_for).astype(x.dtype))
 
 
-def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
-    """Returns the `Layer` of a linen module, with its epsilon, momentum and variables."""
+def _layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
+    """The `Layer` of a linen module, with its epsilon, momentum and variables."""
     return Layer(
         path=module.path,
         mean=module.get_variable("batch_stats", "mean"),
@@ -113,7 +114,7 @@ def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
     )
 
 
-def store(module: nn.Module, layer: Layer, statistics: Statistics) -> None:
+def _store(module: nn.Module, layer: Layer, statistics: Statistics) -> None:
     """Stores a rule's recorded values in a linen module, and its moved ones if the pass may."""
     if statistics.moved is not None and layer.training:
         for name, value in zip(("mean", "var"), statistics.moved, strict=True):
@@ -122,3 +123,67 @@ def store(module: nn.Module, layer: Layer, statistics: Statistics) -> None:
     replace = {"reduce_fn": lambda before, after: after, "init_fn": lambda: None}
     for name, value in (statistics.recorded or {}).items():
         module.sow(RECORDED, name, value, **replace)
+
+
+def linen_normalizer(module: nn.Module) -> Callable[..., jax.Array] | None:
+    """Returns `Call.normalize` of a linen module; None unless statistics rules reach it."""
+    if isinstance(module, BatchNorm):
+        return _give_rule
+    # A derived class with its own `__call__` is left alone: a rule would bypass that code.
+    if isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
+        return partial(_normalize_linen, module)
+    return None
+
+
+def _give_rule(function: Callable, args: tuple, kwargs: dict, rule: Any, valid: Any) -> jax.Array:
+    """Calls our batch norm, which applies the rule itself."""
+    return function(*args, **{"statistics": rule, "valid": valid} | kwargs)
+
+
+def _normalize_linen(
+    module: nn.BatchNorm,
+    function: Callable,
+    args: tuple,
+    kwargs: dict,
+    rule: StatisticsRule | None,
+    valid: jax.Array | None,
+) -> jax.Array:
+    if module.is_initializing():
+        x = args[0] if args else kwargs["x"]
+        # This call only creates the variables; its output is not used.
+        function(jnp.zeros_like(x), use_running_average=True)
+    layer = _layer_of(module, unbiased=False)
+    affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
+    y, statistics = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
+    _store(module, layer, statistics)
+    return y
+
+
+def flax_batch_norm(
+    module: Any,
+    layer: Layer,
+    args: tuple,
+    kwargs: dict,
+    rule: StatisticsRule | None,
+    valid: jax.Array | None,
+    affine: tuple,
+) -> tuple[jax.Array, Statistics]:
+    """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
+
+    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call.
+
+    Raises:
+      ValueError: the batch norm has an option that statistics rules do not handle.
+    """
+    options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
+    x = options["x"]
+    is_last = module.axis in (-1, x.ndim - 1)
+    if not is_last or module.axis_name is not None or options.get("mask") is not None:
+        raise ValueError(
+            f"no statistics rule serves the batch norm {layer.name!r} with axis={module.axis}, "
+            f"axis_name={module.axis_name!r} or a mask: put the channels last, and leave these out"
+        )
+    statistics = statistics_of(rule, layer, x, valid)
+    y = normalize(x, statistics, layer.epsilon, *affine)
+    leaves = [leaf.dtype for leaf in affine if leaf is not None]
+    return y.astype(module.dtype or promote(x.dtype, *leaves)), statistics

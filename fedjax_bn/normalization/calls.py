@@ -16,23 +16,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization.batch_norm import BatchNorm, layer_of, store
-from fedjax_bn.normalization.layer import (
-    Layer,
-    Statistics,
-    StatisticsRule,
-    is_spatial,
-    normalize,
-    statistics_of,
-)
+from fedjax_bn.normalization.batch_norm import linen_normalizer
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
 
 # Arguments of a model's call that are true if the pass trains, and those that are false then.
 TRAINING = ("train", "training", "is_training", "is_train")
@@ -235,67 +225,7 @@ def network_name(model: Any) -> str:
     return type(inspect.unwrap(model)).__name__
 
 
-def flax_batch_norm(
-    module: Any,
-    layer: Layer,
-    args: tuple,
-    kwargs: dict,
-    rule: StatisticsRule | None,
-    valid: jax.Array | None,
-    affine: tuple,
-) -> tuple[jax.Array, Statistics]:
-    """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
-
-    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call.
-
-    Raises:
-      ValueError: the batch norm has an option that statistics rules do not handle.
-    """
-    options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
-    x = options["x"]
-    is_last = module.axis in (-1, x.ndim - 1)
-    if not is_last or module.axis_name is not None or options.get("mask") is not None:
-        raise ValueError(
-            f"no statistics rule serves the batch norm {layer.name!r} with axis={module.axis}, "
-            f"axis_name={module.axis_name!r} or a mask: put the channels last, and leave these out"
-        )
-    statistics = statistics_of(rule, layer, x, valid)
-    y = normalize(x, statistics, layer.epsilon, *affine)
-    leaves = [leaf.dtype for leaf in affine if leaf is not None]
-    return y.astype(module.dtype or promote(x.dtype, *leaves)), statistics
-
-
 def _linen_call(module: nn.Module, method: str) -> Call:
-    kernel = normalize_by = None
-    if isinstance(module, nn.Dense):
-        kernel = module.get_variable("params", "kernel", ())
-    elif isinstance(module, BatchNorm):
-        normalize_by = _give_rule
-    # A derived class with its own `__call__` is left alone: a rule would bypass that code.
-    elif isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
-        normalize_by = partial(_normalize_linen, module)
-    return Call(module.path, method, kernel, normalize_by, module)
-
-
-def _give_rule(function: Callable, args: tuple, kwargs: dict, rule: Any, valid: Any) -> jax.Array:
-    """Calls our batch norm, which applies the rule itself."""
-    return function(*args, **{"statistics": rule, "valid": valid} | kwargs)
-
-
-def _normalize_linen(
-    module: nn.BatchNorm,
-    function: Callable,
-    args: tuple,
-    kwargs: dict,
-    rule: StatisticsRule | None,
-    valid: jax.Array | None,
-) -> jax.Array:
-    if module.is_initializing():
-        x = args[0] if args else kwargs["x"]
-        # This call only creates the variables; its output is not used.
-        function(jnp.zeros_like(x), use_running_average=True)
-    layer = layer_of(module, unbiased=False)
-    affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
-    y, statistics = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
-    store(module, layer, statistics)
-    return y
+    dense = isinstance(module, nn.Dense)
+    kernel = module.get_variable("params", "kernel", ()) if dense else None
+    return Call(module.path, method, kernel, linen_normalizer(module), module)

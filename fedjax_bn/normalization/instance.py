@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.columns import pack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization.cpu import sample_moments
+from fedjax_bn.normalization.arithmetic import sample_moments
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 
 Pair = tuple[jax.Array, jax.Array]  # mean and variance, or mean and standard deviation

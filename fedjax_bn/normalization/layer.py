@@ -7,7 +7,6 @@ rule that does neither may return a plain pair.) So the same rule works for our 
 `nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
 """
 
-import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_bn.engine.backend import computed_once, on_cpu
 from fedjax_bn.engine.columns import pack, repeated, unpack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization import cpu
+from fedjax_bn.normalization.arithmetic import channel_moments, scaled
 
 RECORDED = "recorded"  # the collection of the values that rules record
 
@@ -54,6 +53,10 @@ class Layer(NamedTuple):
         """The path as one string, such as `layer1_0/norm1`."""
         return "/".join(self.path)
 
+    def key(self, key: jax.Array) -> jax.Array:
+        """Returns a random key for this layer, which depends on its name, not on other calls."""
+        return jax.random.fold_in(key, zlib.crc32(self.name.encode()))
+
 
 class Statistics(NamedTuple):
     """The result of a statistics rule.
@@ -70,6 +73,11 @@ class Statistics(NamedTuple):
     var: jax.Array
     moved: tuple[jax.Array, jax.Array] | None = None
     recorded: Mapping[str, jax.Array] | None = None
+
+    def by_channel(self, x: jax.Array) -> bool:
+        """Whether each channel of x f[..., C], or of a sample of it, has a mean and a variance."""
+        pair = (self.mean.shape, self.var.shape)
+        return all(form[-1:] == x.shape[-1:] and set(form[1:-1]) <= {1} for form in pair)
 
 
 StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
@@ -126,33 +134,11 @@ def normalize(
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
-    if not (by_channel(mean, x) and by_channel(factor, x)):
+    if not statistics.by_channel(x):
         columns = 1  # statistics of positions
     mean, factor, offset = (repeated(statistic, columns) for statistic in (mean, factor, offset))
     x = pack(x, columns).astype(dtype)
-    return unpack(_scaled(x, mean, factor, offset, bias is not None), columns)
-
-
-def by_channel(statistic: jax.Array, x: jax.Array) -> bool:
-    """Whether a statistic that broadcasts against x has a value for each channel, f[..., C].
-
-    It may have one for each sample too, but not for each position.
-    """
-    return statistic.shape[-1:] == x.shape[-1:] and set(statistic.shape[1:-1]) <= {1}
-
-
-def _scaled(
-    x: jax.Array, mean: jax.Array, factor: jax.Array, offset: jax.Array, shifted: bool
-) -> jax.Array:
-    """Returns (x - mean) * factor, plus the offset if it is `shifted`."""
-    if mean.ndim == factor.ndim == 1 and cpu.few_channels(x):
-        return cpu.channel_scaled(x, mean, factor, offset)
-    if mean.shape == factor.shape == x.shape[-1:] and not on_cpu():
-        return _scaled_in_one_pass(x, mean, factor, offset)
-    if cpu.one_each(x, mean, factor):
-        return cpu.sample_scaled(x, mean, factor, offset)
-    y = (x - mean) * factor
-    return y + offset if shifted else y
+    return unpack(scaled(x, mean, factor, offset, bias is not None), columns)
 
 
 def moments(
@@ -177,87 +163,11 @@ def moments(
         keep = valid.reshape(-1, *[1] * (x.ndim - 1))
         count = valid.sum(dtype=x.dtype) * positions
     inverse = 1 / jnp.maximum(count, 1)
-    if not on_cpu():
-        # A packed column has a part of the positions.
-        packed = _channel_moments(x, keep, inverse * columns, rounded)
-        mean, var = unpacked_moments(*packed, columns)
-    elif cpu.few_channels(x):
-        mean, var = _channel_moments(x, keep, inverse, rounded)
-    else:
-        mean, var = _two_pass_moments(x, keep, inverse)
-    return mean, var, count
-
-
-# XLA's derivative of a batch norm reads the map once for each sum that it does not know to be zero
-# or to be there already, and an accelerator spends more time in these passes than in the
-# convolutions. Of the derivatives below that of the moments has no such sum, and that of the
-# normalization has two, which XLA computes in one pass.
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _channel_moments(
-    x: jax.Array, keep: jax.Array | None, inverse: jax.Array, rounded: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and biased variance f[C] over all axes but the last.
-
-    Args:
-      x: f[B, ..., C], in at least float32.
-      keep: bool[B, 1, ...], the samples that count; None for all.
-      inverse: f[], 1 / the number of values per channel that count.
-      rounded: whether the values of x were rounded to bfloat16; they need one pass, not two.
-    """
-    if cpu.few_channels(x):
-        return cpu.channel_moments(x, keep, inverse)
-    axes = tuple(range(x.ndim - 1))
-    mean = x.sum(axes, where=keep) * inverse
-    if rounded:
-        # XLA appends both sums to the convolution that computes x. If E[x^2] - E[x]^2 loses digits
-        # in float32, the variance is so small beside the mean that it is mostly that of rounding.
-        squares = jnp.square(x).sum(axes, where=keep) * inverse
-        return mean, jnp.maximum(squares - jnp.square(mean), 0)
-    return mean, jnp.square(x - mean).sum(axes, where=keep) * inverse
-
-
-@_channel_moments.defjvp
-def _channel_moments_jvp(rounded: bool, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-    x, keep, inverse = primals
-    dx, axes = tangents[0], tuple(range(x.ndim - 1))
-    mean, var = _channel_moments(x, keep, inverse, rounded)
-    dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
-    # The change of the mean cancels in the change of the variance.
-    return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
-
-
-@jax.custom_jvp
-def _scaled_in_one_pass(
-    x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
-) -> jax.Array:
-    return (x - mean) * factor + bias
-
-
-@_scaled_in_one_pass.defjvp
-def _scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    x, mean, factor, _ = primals
-    dx, dmean, dfactor, dbias = tangents
-    # One sum serves mean and bias in reverse mode. Of two, XLA would compute that of a bias in
-    # bfloat16 in a pass of its own.
-    shift = dbias - dmean * factor
-    return _scaled_in_one_pass(*primals), dx * factor + ((x - mean) * dfactor + shift)
-
-
-def _two_pass_moments(
-    x: jax.Array, keep: jax.Array | None, inverse: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and biased variance f[C], as XLA:CPU computes them of many channels."""
-    axes = tuple(range(x.ndim - 1))
-    # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
-    mean = jnp.sum(x, axes, where=keep) * inverse
-    return mean, jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
-
-
-def key_for(layer: Layer, key: jax.Array) -> jax.Array:
-    """Returns a random key for this layer, which depends on its name, not on the order of calls."""
-    return jax.random.fold_in(key, zlib.crc32(layer.name.encode()))
+    if on_cpu():
+        return *channel_moments(x, keep, inverse, rounded), count
+    # A packed column has a part of the positions.
+    packed = channel_moments(x, keep, inverse * columns, rounded)
+    return *unpacked_moments(*packed, columns), count
 
 
 def is_spatial(x: jax.Array) -> bool:

@@ -27,7 +27,6 @@ from fedjax_bn.normalization.layer import (
     Statistics,
     StatisticsRule,
     is_spatial,
-    key_for,
     moments,
 )
 
@@ -54,7 +53,7 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     return mixed(instance[0], global_[0]), mixed(instance[1], global_[1])
 
 
-def uniform_draw(low: float = 0.0, high: float = 1.0) -> Draw:
+def _uniform(low: float = 0.0, high: float = 1.0) -> Draw:
     """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6)."""
     if low > high:
         raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
@@ -65,7 +64,7 @@ def uniform_draw(low: float = 0.0, high: float = 1.0) -> Draw:
     return draw
 
 
-def constant_draw(u: float) -> Draw:
+def _constant(u: float) -> Draw:
     """Uses one u for all channels (FedIG, Table 1): 0 is global, 1 instance, 0.5 their mean."""
     return lambda key, shape, dtype: jnp.full(shape, u, dtype)
 
@@ -75,16 +74,16 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
     The layer's running statistics serve as the global ones, so the model must be applied with the
     received `batch_stats`. A layer without spatial axes normalizes by the batch's own statistics,
-    as in the local pass. Running statistics do not move. `draw` is `uniform_draw()` by default.
+    as in the local pass. Running statistics do not move. `draw` is uniform in [0, 1] by default.
     """
-    draw = draw or uniform_draw()
+    draw = draw or _uniform()
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
         instance, received = deviations(layer, x)
         # Otherwise XLA:CPU would draw again in each loop that reads u.
-        u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
+        u = computed_once(draw(layer.key(key), x.shape[-1:], instance[0].dtype))
         mean, std = mix_statistics(instance, received, u)
         return handed_over(mean, std, layer, x)
 
@@ -92,7 +91,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
 
 @bounded
-def mixstyle_statistics(
+def _mixstyle_statistics(
     key: jax.Array, *, concentration: Above0 = 0.1, probability: UpTo1 = 0.5
 ) -> StatisticsRule:
     """Returns the rule that normalizes MixStyle(x) with the batch statistics of MixStyle(x).
@@ -114,7 +113,7 @@ def mixstyle_statistics(
         own_mean, own_var = instance_moments(x, layer.columns)
         style = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
         # By the layer's name, so that a layer draws the same wherever it is called.
-        keys = jax.random.split(key_for(layer, key), 3)
+        keys = jax.random.split(layer.key(key), 3)
         partner = jax.random.permutation(keys[0], x.shape[0])
         if valid is not None:  # a sample whose partner is padding keeps its own style
             partner = jnp.where(valid[partner], partner, jnp.arange(x.shape[0]))
@@ -141,8 +140,8 @@ def choose_mixing(choice: str) -> Mixing:
     6 and 1). `mixstyle` is MixStyle instead (Table 3b). `package.module:function` is the user's own
     function `(key, *, ...) -> StatisticsRule`. Another text raises ValueError.
     """
-    draws: dict[str, Callable[..., Any]] = {"uniform": uniform_draw, "constant": constant_draw}
-    makers = draws | {"mixstyle": mixstyle_statistics}
+    draws: dict[str, Callable[..., Any]] = {"uniform": _uniform, "constant": _constant}
+    makers = draws | {"mixstyle": _mixstyle_statistics}
     make, options = read_choice(f"mixing {brief(choice)}", choice, makers)
     if make in draws.values():
         return partial(mixed_statistics, draw=make(**options))

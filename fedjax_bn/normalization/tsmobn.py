@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.normalization.instance import Pair
-from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, moments
+from fedjax_bn.normalization.layer import moments
 
 About = Literal["tracked", "batch"]
 
@@ -52,18 +52,3 @@ def update(
         jnp.where(any_valid, moved.astype(old_mean.dtype), old_mean),
         jnp.where(any_valid, spread.astype(old_var.dtype), old_var),
     )
-
-
-@bounded
-def tracked_statistics(momentum: UpTo1 | jax.Array, *, about: About = "tracked") -> StatisticsRule:
-    """Returns the rule that stores the tracked statistics as running statistics and moves them.
-
-    The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
-    move them.
-    """
-
-    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        mean, var = update((layer.mean, layer.var), x, momentum, valid, about=about)
-        return Statistics(mean, var, moved=(mean, var))
-
-    return rule

@@ -128,13 +128,7 @@ def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables
 
 
 @pytest.mark.parametrize(
-    ("margin", "reset"),
-    [
-        pytest.param(1.0, 0.0, marks=pytest.mark.slow),
-        pytest.param(1e-6, 0.0, marks=pytest.mark.slow),
-        (0.3, 0.0),
-        (0.3, 0.6),
-    ],
+    ("margin", "reset"), [pytest.param(1.0, 0.0, marks=pytest.mark.slow), (0.3, 0.0), (0.3, 0.6)]
 )
 def test_sar_is_its_formulas_in_pytorch(margin, reset, variables):
     net = Torch(variables)

@@ -11,7 +11,7 @@ import federations as fed
 from fedjax_bn import models
 from fedjax_bn.contrib import fedwon
 from fedjax_bn.methods import fedavg
-from fedjax_bn.models.layers import Network, norm_of
+from fedjax_bn.models.layers import Network
 
 KEY = jax.random.key(0)
 NETS = {
@@ -49,13 +49,23 @@ def test_every_network_has_forms_without_running_statistics(name):
         assert size(plain["params"]) - size(variables["params"]) == missing
 
 
+class Grouped(Network):
+    """A group norm alone."""
+
+    norm: str = "group"
+
+    @nn.compact
+    def __call__(self, x):
+        return self.normalize(x, "norm")
+
+
 @pytest.mark.parametrize("channels", [6, 64])
 def test_group_norm_is_pytorchs(x64, channels):
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(channels)
     x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
-    variables = {"params": {"group": {"scale": scale, "bias": bias}}}
-    ours = jax.jit(norm_of("group", float)().apply)(variables, jnp.asarray(x))
+    variables = {"params": {"norm": {"group": {"scale": scale, "bias": bias}}}}
+    ours = jax.jit(Grouped(param_dtype=float).apply)(variables, jnp.asarray(x))
     groups = {6: 1, 64: 16}[channels]
     theirs = torch.nn.functional.group_norm(
         torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))

@@ -12,7 +12,6 @@ import federations as fed
 import runs
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.models import masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
 
@@ -48,11 +47,10 @@ def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_m
     other, theirs = fed.run_rounds(
         fedbn(NET, SGD), fed.in_float64(start()), fed.batches_of(SIZES), 2
     )
-    ours, masks_ = masks.split_masks(fed.global_variables(state))
-    fed.assert_close(ours, fed.global_variables(other), rtol=1e-9, atol=1e-12)
-    fed.assert_close(
-        masks.split_masks(fed.client_variables(state))[0], fed.client_variables(other), 1e-9, 1e-12
-    )
+    masks_ = fed.global_variables(state)["mask"]
+    for variables in (fed.client_variables, fed.global_variables):
+        ours = {name: tree for name, tree in variables(state).items() if name != "mask"}
+        fed.assert_close(ours, variables(other), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(masks_["features"], np.ones(8), rtol=1e-12)
     np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-9)
 

@@ -16,7 +16,7 @@ from fedjax_bn.methods.fedig import client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import BatchNorm, batch_instance
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.mixig import constant_draw, mixed_statistics, mixstyle_statistics
+from fedjax_bn.normalization.mixig import choose_mixing
 from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()
@@ -85,7 +85,7 @@ def test_the_objective_is_equations_2_to_6(x64, u):
     variables, global_ = start(Tiny())
     batch = batch_of()
     objective = client_agnostic_objective(
-        learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant_draw(u))
+        learning(Tiny())[0], 0.1, 4.0, choose_mixing(f"constant:u={u}")
     )
     received = Received({}, {}, server=global_)
     value, (loss, _) = jax.jit(objective)(variables, batch, received, KEY)
@@ -137,7 +137,7 @@ def test_the_mixed_pass_moves_no_running_statistics(x64):
     "options",
     [
         {"statistics": batch_instance.gated_statistics},
-        pytest.param({"mixing": mixstyle_statistics}, marks=pytest.mark.slow),
+        pytest.param({"mixing": "mixstyle"}, marks=pytest.mark.slow),
     ],
 )
 def test_variants_train_and_differ(options):

@@ -21,8 +21,7 @@ from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
-from fedjax_bn.models import layers
-from fedjax_bn.normalization import cpu
+from fedjax_bn.normalization import arithmetic
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.state import Received
@@ -52,7 +51,7 @@ class Network(models.SmallCNN):
     """A small network with a pooling layer."""
 
     def features(self, images):
-        return super().features(layers.max_pool(images, 3, 1, 1))
+        return super().features(self.max_pool(images, 3, 1, 1))
 
 
 NETWORK = Network(CLASSES, widths=(16, 16))
@@ -75,7 +74,7 @@ def lowered_elsewhere(function, *arguments):
     """The same, traced for an accelerator: nothing in it was made for CPU."""
     with traced_for("cuda"), pytest.MonkeyPatch.context() as patch:
         # It is inside a custom_jvp, where older versions of JAX name no lines: a call would fail.
-        patch.setattr(cpu, "_sample_moments_on_cpu", None)
+        patch.setattr(arithmetic, "_sample_moments_on_cpu", None)
         text = lowered(function, *arguments)
     assert not made_for_cpu(text)
     return text

@@ -26,12 +26,9 @@ def variables_for(name, images):
     variables = nets.variables_of(MODEL, images)
     if name == "zero_shot_adapter":
         adapted = with_adapter(KEY, MODEL, variables, images)
-        seed = iter(range(100))
-        adapted["adapter"] = jax.tree.map(
-            lambda leaf: leaf + 0.1 * np.random.default_rng(next(seed)).standard_normal(leaf.shape),
-            adapted["adapter"],
-        )
-        return adapted
+        random = np.random.default_rng(0)
+        shake = lambda leaf: leaf + 0.1 * random.standard_normal(leaf.shape)  # noqa: E731
+        return adapted | {"adapter": jax.tree.map(shake, adapted["adapter"])}
     if name == "ensemble":
         clients = jax.tree.map(lambda x: np.stack([x, np.float64(1.5) * x]), variables)
         return with_clients(variables, clients)
@@ -53,13 +50,6 @@ def test_chunks_are_the_whole_in_order_and_never_larger_than_asked(count, size):
 
 
 @pytest.mark.usefixtures("x64")
-def test_gradients_pass_through_chunks():
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((7, 3)))
-    value = lambda x, size: (in_chunks(jnp.sin, x, size) * jnp.arange(21.0).reshape(7, 3)).sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(value)(x, 3), jax.grad(value)(x, 7), rtol=1e-15)
-
-
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", PER_SAMPLE)
 def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
     images = nets.images_of(MANY)
@@ -78,9 +68,8 @@ def test_no_batch_is_cut_whose_statistics_or_alphas_are_of_the_whole():
     variables = nets.variables_of(MODEL, images)
 
     def loops(adapt):
-        return "scan[" in str(
-            jax.make_jaxpr(adapt.predict)(variables, adapt.init(variables), images)
-        )
+        program = jax.make_jaxpr(adapt.predict)(variables, adapt.init(variables), images)
+        return "scan[" in str(program)
 
     assert loops(adaptation.running(MODEL))
     assert not loops(adaptation.batch(MODEL))

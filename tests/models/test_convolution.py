@@ -12,12 +12,12 @@ from jax import lax
 from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
+    NHWC,
     UNIT_STRIDES,
     Shapes,
     algorithm_of,
     differentiated_twice,
 )
-from fedjax_bn.models.cpu.direct import NHWC
 
 # images, kernel, strides, padding
 SHAPES = [
@@ -30,7 +30,6 @@ SHAPES = [
     ((1, 6, 6, 2), (2, 2, 2, 2), (3, 3), ((0, 0), (0, 0))),  # gaps between windows
     ((2, 6, 5, 18), (3, 3, 18, 2), (1, 1), ((0, 3), (2, 0))),  # fewer outputs than inputs
 ]
-PADDING = ((1, 1), (1, 1))
 
 
 def draw(*shapes, dtype=np.float64):
@@ -51,7 +50,7 @@ def of_strides(strides):
 
 
 def assert_close(actual, expected, tolerance=1e-12, err_msg=""):
-    atol = tolerance * max(float(jnp.abs(expected).max()), 1e-300)
+    atol = tolerance * float(jnp.abs(expected).max())
     np.testing.assert_allclose(actual, expected, rtol=0, atol=atol, err_msg=err_msg)
 
 
@@ -123,7 +122,6 @@ LAYERS = [
     ((4, 8, 8, 16), (3, 3, 16, 32), 2, 1, "patches"),
     ((4, 4, 4, 16), (3, 3, 16, 16), 1, -1, "direct"),
     # YOLOv5n's, of 320 pixels.
-    ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "direct"),
     ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "direct"),
     ((4, 80, 80, 32), (1, 1, 32, 16), 1, 0, "patches"),
     # ResNet18's, of 64 pixels.
@@ -133,8 +131,7 @@ LAYERS = [
     # DigitCNN's.
     ((32, 28, 28, 3), (5, 5, 3, 64), 1, 2, "patches"),
     ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "transformed"),
-    # The stylist's of L2D, for images as small as digits and as large as photographs.
-    ((32, 28, 28, 3), (5, 5, 3, 3), 1, 0, "fast_fourier"),
+    # The stylist's of L2D.
     ((64, 208, 208, 3), (17, 17, 3, 3), 1, 16, "fast_fourier"),
 ]
 
@@ -150,13 +147,10 @@ def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, 
 
 
 @pytest.mark.parametrize(
-    ("side", "channels", "features", "name"),
-    [(64, 16, 16, "pairs"), (64, 32, 16, "direct"), (32, 32, 32, "direct"), (32, 64, 32, "tiled")],
+    ("side", "channels", "name"), [(64, (16, 16), "pairs"), (32, (32, 32), "direct")]
 )
-def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(
-    side, channels, features, name
-):
-    shapes = Shapes((8, side, side, channels), (3, 3, channels, features), (1, 1), PADDING)
+def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(side, channels, name):
+    shapes = Shapes((8, side, side, channels[0]), (3, 3, *channels), (1, 1), ((1, 1), (1, 1)))
     assert algorithm_of(shapes, few=True) == name
     with differentiated_twice():
         assert algorithm_of(shapes, few=True) != "pairs"
@@ -198,10 +192,8 @@ def test_linen_convolutions_keep_their_meaning(arguments):
     assert_close(jax.jit(fast.apply)(variables, x), layer().apply(variables, x))
 
 
-@pytest.mark.parametrize("numbers", [("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "NHWC")])
-def test_other_dimension_orders_are_left_to_xla(numbers):
+def test_other_dimension_orders_are_left_to_xla():
     x, w = draw((2, 6, 6, 6), (6, 6, 3, 3), dtype=np.float32)
-    expected = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
-    np.testing.assert_array_equal(
-        convolve(x, w, (1, 1), "SAME", dimension_numbers=numbers), expected
-    )
+    arguments = {"padding": "SAME", "dimension_numbers": ("NHWC", "OIHW", "NHWC")}
+    expected = lax.conv_general_dilated(x, w, (1, 1), **arguments)
+    np.testing.assert_array_equal(convolve(x, w, (1, 1), **arguments), expected)

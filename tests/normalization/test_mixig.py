@@ -10,13 +10,7 @@ import pytest
 import norm_nets as nets
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.normalization.instance import instance_moments
-from fedjax_bn.normalization.mixig import (
-    constant_draw,
-    mix_statistics,
-    mixed_statistics,
-    mixstyle_statistics,
-    uniform_draw,
-)
+from fedjax_bn.normalization.mixig import choose_mixing, mix_statistics, mixed_statistics
 
 KEY = jax.random.key(3)
 
@@ -72,7 +66,7 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
     seen = []
 
     def draw(key, shape, dtype):
-        seen.append(uniform_draw()(key, shape, dtype))
+        seen.append(jax.random.uniform(key, shape, dtype))
         return seen[-1]
 
     apply_eagerly(mixed_statistics(KEY, draw), layer, variables, x)
@@ -88,7 +82,7 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
 def test_extrapolated_statistics_stay_finite():
     """u = -0.1 of a sample with a huge deviation would make the mixed one negative."""
     layer, variables, x = layer_and_variables()
-    rule = mixed_statistics(KEY, constant_draw(-0.1))
+    rule = choose_mixing("constant:u=-0.1")(KEY)
 
     def total(x):
         return apply_eagerly(rule, layer, variables, 1e3 * x).sum()
@@ -109,10 +103,10 @@ def test_a_layer_without_spatial_axes_normalizes_with_the_batch(x64):
     np.testing.assert_allclose(ours, affine(normal, variables), rtol=1e-11)
 
 
-@pytest.mark.parametrize("rule", [mixed_statistics, mixstyle_statistics])
-def test_a_mixed_pass_moves_no_running_statistics(rule):
+@pytest.mark.parametrize("text", ["uniform", "mixstyle"])
+def test_a_mixed_pass_moves_no_running_statistics(text):
     layer, variables, x = layer_and_variables()
-    _, moved = apply_with(rule(KEY), layer, variables, x, mutable=["batch_stats"])
+    _, moved = apply_with(choose_mixing(text)(KEY), layer, variables, x, mutable=["batch_stats"])
     jax.tree.map(np.testing.assert_array_equal, moved["batch_stats"], variables["batch_stats"])
 
 
@@ -134,7 +128,7 @@ def test_mixstyle_is_the_published_map_normalized_by_its_batch(x64, monkeypatch)
     monkeypatch.setattr(jax.random, "permutation", lambda key, size: jnp.asarray([1, 2, 3, 4, 0]))
     # The fifth sample is padding, so the fourth, which would take its style, keeps its own.
     valid, partner = np.arange(5) < 4, np.where(other == 0, 3, other)
-    rule = mixstyle_statistics(KEY, probability=1.0)
+    rule = choose_mixing("mixstyle:probability=1.0")(KEY)
     ours = apply_with(rule, layer, variables, x, valid)
     theirs = mixstyle_numpy(np.asarray(x), partner, weight[..., None, None], valid)
     np.testing.assert_allclose(ours[:4], affine(theirs, variables)[:4], rtol=1e-9, atol=1e-12)

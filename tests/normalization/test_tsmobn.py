@@ -1,4 +1,4 @@
-"""TsmoBN against Algorithm 1 in NumPy, as a stream, and under every transformation."""
+"""TsmoBN against Algorithm 1 in NumPy, and as a stream."""
 
 import jax
 import jax.numpy as jnp
@@ -83,37 +83,3 @@ def test_batches_without_valid_samples_are_as_if_never_seen(x64):
     for ours, theirs in ((logits[1], expected[0]), (logits[3], expected[1])):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
     assert all(np.isfinite(out).all() for out in logits)
-
-
-def test_it_streams_under_jit_scan_vmap_and_over_momenta(x64):
-    images = nets.images_of(24).reshape(2, 3, 4, 6, 6, 3)
-    variables = nets.variables_of(MODEL, images[0, 0])
-
-    @jax.jit
-    def scanned(momentum, batches):
-        adapt = adaptation.tsmobn(MODEL, momentum)
-        step = lambda carry, batch: adapt.predict(variables, carry, batch)[::-1]  # noqa: E731
-        return jax.lax.scan(step, adapt.init(variables), batches)[1]
-
-    momenta = jnp.asarray([0.2, 0.9])
-    ours = jax.vmap(scanned)(momenta, images)
-    for k, momentum in enumerate((0.2, 0.9)):
-        loop, _ = stream(momentum, variables, images[k])
-        np.testing.assert_allclose(ours[k], jnp.stack(loop), rtol=1e-10)
-
-
-def test_without_affine_scale_is_one_and_bias_zero(x64):
-    images = nets.images_of(6)
-    variables = nets.variables_of(MODEL, images)
-    adapt = adaptation.without_affine(adaptation.running(MODEL))
-    ours, _ = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
-
-    def plain(path, leaf):
-        name, layer = path[-1].key, path[-2].key
-        norm = layer in ("inner", "middle", "last")
-        values = {"scale": jnp.ones_like(leaf), "bias": jnp.zeros_like(leaf)}
-        return values[name] if norm and name in values else leaf
-
-    params = jax.tree_util.tree_map_with_path(plain, variables["params"])
-    theirs = jax.jit(MODEL.apply)({**variables, "params": params}, images)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -8,11 +8,12 @@ The functions here check `fedjax_bn.engine.backend.on_cpu` while a program is tr
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks                                          the batch at once
 
-Batch norm has kernels in `fedjax_bn.normalization.cpu`, and the step of `fedjax_bn.client` avoids a
+Batch norm has kernels in `normalization.arithmetic`, and the step of `fedjax_bn.client` avoids a
 copy; both check `on_cpu` too.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -25,7 +26,6 @@ from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu import convolution, pooling
 from fedjax_bn.models.cpu.bilinear import in_chunks
-from fedjax_bn.models.cpu.direct import NHWC
 
 _CHUNK_VALUES = 2**18  # values in a chunk of images: 21 images of 64 x 64 x 3
 _MIN_CHUNK = 8  # images in a chunk at least; fewer make the matrix products too small
@@ -36,10 +36,6 @@ def convolve(
     rhs: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = NHWC,
-    feature_group_count: int = 1,
     *,
     few: bool = False,
     **options: Any,
@@ -54,36 +50,28 @@ def convolve(
       rhs: kernel f[r, s, C, F].
       window_strides: strides (down, across).
       padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
-      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, **options: as in lax;
-        `precision` has no effect on CPU.
       few: as in `convolution.algorithm_of`.
+      **options: as in lax, but `dimension_numbers` are NHWC by default; `precision` has no effect
+        on CPU.
 
     Returns:
       f[B, H', W', F].
     """
+    options = {"dimension_numbers": convolution.NHWC} | options
+    dilations = (options.get(f"{side}_dilation") or () for side in ("lhs", "rhs"))
+    groups = (options.get(f"{kind}_group_count", 1) for kind in ("feature", "batch"))
     made_for_cpu = (
         on_cpu()
         and lhs.ndim == 4
         and lhs.dtype == rhs.dtype
         and jnp.issubdtype(lhs.dtype, jnp.floating)
-        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
-        and {1, *(lhs_dilation or ()), *(rhs_dilation or ())} == {1}
-        and feature_group_count == options.get("batch_group_count", 1) == 1
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, options["dimension_numbers"])
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, convolution.NHWC)
+        and {1, *chain(*dilations), *groups} == {1}
         and options.get("preferred_element_type") in (None, lhs.dtype)
     )
     if not made_for_cpu:
-        return lax.conv_general_dilated(
-            lhs,
-            rhs,
-            window_strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            dimension_numbers,
-            feature_group_count,
-            **options,
-        )
+        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
     (down, across), (rows, columns) = window_strides, padding
@@ -105,12 +93,10 @@ def max_pool(
     """Returns the maximum over windows; padding is -infinity, and incomplete windows are dropped.
 
     The whole gradient of a window goes to one element; on CPU this is the first maximum in reading
-    order, as in PyTorch. On CPU the function can be differentiated twice in reverse mode, and
-    forward over reverse.
+    order, as in PyTorch, and the gradient can be differentiated again in reverse and forward mode.
 
     x f[B, H, W, C], windows of (height, width), strides (down, across) and padding ((top, bottom),
-    (left, right)), smaller than a window, give f[B, (H + top + bottom - height) // down + 1,
-    likewise W, C].
+    (left, right)) give f[B, (H + top + bottom - height) // down + 1, likewise W, C].
     """
     sides = tuple((low, high) for low, high in padding)
     pool = pooling.shifted_max_pool if on_cpu() else nn.max_pool
@@ -121,12 +107,9 @@ def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
     """Returns `function(images)`, computed on CPU in chunks whose maps fit in the caches.
 
     This is for inference: with 64 images of 64 x 64 pixels, ResNet-18 takes 0.7 to 0.9 of the time.
-
-    Args:
-      function: a network, f[b, H, W, C] -> arrays [b, ...], in which samples are independent.
-      images: f[B, ...]. Samples that are not maps pass at once, because their networks read more
-        weights than data.
+    `function` is a network, f[b, ...] -> arrays [b, ...], in which samples are independent.
     """
+    # Networks of other samples than maps read more weights than data.
     if images.ndim != 4 or not on_cpu():
         return function(images)
     size = max(_CHUNK_VALUES // max(prod(images.shape[1:]), 1), _MIN_CHUNK)

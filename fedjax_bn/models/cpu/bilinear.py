@@ -36,8 +36,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_bn.models.cpu.direct import Padding, Strides
-
+Pair = tuple[int, int]
+Strides = Pair
+Padding = tuple[Pair, Pair]
 TILE = 4  # m, the side of a tile of outputs; 6 would save little more and lose half a digit
 # The finite evaluation points, in the order of use; infinity is always the last point. Small
 # fractions with differences far from 0 keep rounding errors small: with all seven points the error
@@ -46,15 +47,10 @@ _POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
 _TILED_IMAGES, _TRANSFORMED_IMAGES = 32, 64  # in a chunk; more would not fit in the caches
 
 
-def tiled_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
-    """Convolves with strides of 1 and at most 5 taps a side, as `direct_convolution`."""
+def _tiled(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
+    """Convolves with strides of 1 and at most 5 taps a side."""
     del strides
-    axes = [
-        _tiles(size, taps, sides)
-        for size, taps, sides in zip(x.shape[1:3], kernel.shape[:2], padding, strict=True)
-    ]
+    axes = map(_tiles, x.shape[1:3], kernel.shape[:2], padding)
     (down_in, down_out), (across_in, across_out) = axes
     r, s, channels, features = kernel.shape
     transform = np.kron(_winograd_transforms(TILE, s)[1], _winograd_transforms(TILE, r)[1])
@@ -75,11 +71,7 @@ def _winograd_transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarra
 
     With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
     and G = V_r evaluate polynomials, and B^T = V_n^-T contains the coefficients of Lagrange's
-    polynomials. All are computed in fractions, without rounding.
-
-    Args:
-      outputs: m, the outputs of a tile; m + r - 2 is at most 7.
-      taps: r, the length of the filter.
+    polynomials. All are computed in fractions, without rounding; m + r - 2 is at most 7.
     """
     points = _POINTS[: outputs + taps - 2]
 
@@ -143,10 +135,8 @@ def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Arra
     return y.reshape(batch, high, wide, features)
 
 
-def transformed_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
-    """Convolves with strides of 1, as `direct_convolution` and with as small rounding errors."""
+def _transformed(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
+    """Convolves with strides of 1, with rounding errors as small as XLA's."""
     del strides
     waves = _waves(x.shape[1:3], kernel.shape[:2], padding)
     r, s, channels, features = kernel.shape
@@ -167,21 +157,17 @@ def transformed_convolution(
     return in_chunks(convolve, x, _TRANSFORMED_IMAGES)
 
 
+ALGORITHMS = {"tiled": _tiled, "transformed": _transformed}
+
+
 class _Waves(NamedTuple):
-    """The transforms for one shape, with P x Q coefficients and H' x W' outputs.
+    """The transforms for one shape, with P x Q coefficients and H' x W' outputs."""
 
-    down: f64[2 P, H], real and imaginary parts of the coefficients of columns.
-    across: f64[3 Q, 2 W], from (re, im) of a row to Xi, Xr and Xr + Xi.
-    kernel: f64[3 P Q, r s], from the kernel to Kr + Ki, Ki - Kr and Kr.
-    back_across: f64[2 W', 3 Q], from the products a, b, c to (re, im) of a row.
-    back_down: f64[H', 2 P], from (re, im) of the coefficients of columns to outputs.
-    """
-
-    down: np.ndarray
-    across: np.ndarray
-    kernel: np.ndarray
-    back_across: np.ndarray
-    back_down: np.ndarray
+    down: np.ndarray  # f64[2 P, H], real and imaginary parts of the coefficients of columns
+    across: np.ndarray  # f64[3 Q, 2 W], from (re, im) of a row to Xi, Xr and Xr + Xi
+    kernel: np.ndarray  # f64[3 P Q, r s], from the kernel to Kr + Ki, Ki - Kr and Kr
+    back_across: np.ndarray  # f64[2 W', 3 Q], from the products a, b, c to (re, im) of a row
+    back_down: np.ndarray  # f64[H', 2 P], from (re, im) of the coefficients to outputs
 
 
 @cache

@@ -26,8 +26,9 @@ median of 9 alternating runs. After it are CPU ms, summed over two slower cores 
     6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                            /9.0
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -37,14 +38,16 @@ from jax import lax
 from scipy.fft import next_fast_len
 
 from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
-from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution
+from fedjax_bn.models.cpu import bilinear
+from fedjax_bn.models.cpu.bilinear import TILE, Padding, Pair, Strides
 
 _MIN_SAVED = 3000  # multiplications per pair of channels that repay transforming its kernel
 _FEW_CHANNELS = 16  # input times output channels, such as 3 x 3 of the colours of L2D's styles
 _FEW_PAIRS = 32 * 32  # input times output channels up to which `few` has no large tiles
 _MAX_TWICE = 2**27  # values of all windows; more take gigabytes
+_FEW = 16  # output channels up to which a kernel's gradient is faster with x padded beforehand
 _MAX_PATCH_VALUES = 2 * 2**20  # values of all windows; more do not stay in the caches
+NHWC = ("NHWC", "HWIO", "NHWC")
 
 # JAX's cache of traces includes this value in its keys, so a trace is not reused for another value.
 _twice = jax.make_user_context(False)
@@ -82,42 +85,20 @@ class Shapes(NamedTuple):
         """Total number of values in all windows of the images."""
         return prod((self.images[0], *self.outputs, *self.kernel[:3]))
 
-    @property
-    def usual(self) -> bool:
-        """Whether nothing is empty and no padding is negative, as all but `direct` need."""
-        return min(*self.images, *self.outputs) >= 1 and min(map(min, self.padding)) >= 0
-
-    @property
-    def exceeds(self) -> bool:
-        """Whether a kernel exceeds its map, in the forward pass or in a gradient.
-
-        XLA's convolution can then take 50 times as long as the fastest algorithm.
-        """
-        return any(
-            tap > min(size, n) or n > size
-            for tap, size, n in zip(self.kernel[:2], self.images[1:3], self.outputs, strict=True)
-        )
-
-    @property
-    def few_channels(self) -> bool:
-        """Whether `fast_fourier` pays: few channels and a large kernel."""
-        return min(self.kernel[:2]) >= 5 and prod(self.kernel[2:]) <= _FEW_CHANNELS
-
 
 def algorithm_of(shapes: Shapes, few: bool = False) -> str:
     """Returns the name in `ALGORITHMS` that the measurements above suggest for these shapes.
 
-    Args:
-      shapes: the static shapes.
-      few: whether 16 or 32 channels on large maps have algorithms of their own, as in a U-Net.
+    `few` is whether 16 or 32 channels on large maps have algorithms of their own, as in a U-Net.
     """
     images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
-    sizes, taps, channels = images[1:3], shapes.kernel[:2], images[3]
+    sizes, taps = images[1:3], shapes.kernel[:2]
     direct = "patches" if _twice.value and shapes.windows <= _MAX_TWICE else "direct"
-    if not shapes.usual:
+    # All but XLA's own need maps that are not empty and padding that is not negative.
+    if min(*images, *outputs) < 1 or min(map(min, shapes.padding)) < 0:
         return "direct"
     deep, unit = min(shapes.kernel[2:]) >= 16, strides == (1, 1)
-    if unit and shapes.few_channels:
+    if unit and min(taps) >= 5 and prod(shapes.kernel[2:]) <= _FEW_CHANNELS:
         return "fast_fourier"
     if unit and min(taps) >= 5 and deep and images[0] >= 8 and max(*sizes, *outputs) <= 14:
         return "transformed"
@@ -132,15 +113,101 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
         return "taps"
     if few and unit and max(taps) > 1 and shapes.kernel[2:] == (16, 16) and min(outputs) >= 32:
         return "pairs" if direct == "direct" else direct
-    if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
+    if max(taps) > 1 and min(outputs) >= 10 and images[3] % 8 == 0:
         return direct  # the channels fill the processor's vectors
-    few = shapes.windows <= _MAX_PATCH_VALUES
-    return "patches" if few or shapes.exceeds or max(taps) == 1 else direct
+    # XLA can take 50 times as long if a kernel exceeds its map, forward or in a gradient.
+    exceeds = any(
+        tap > min(size, n) or n > size for tap, size, n in zip(taps, sizes, outputs, strict=True)
+    )
+    few_values = shapes.windows <= _MAX_PATCH_VALUES
+    return "patches" if few_values or exceeds or max(taps) == 1 else direct
 
 
-def _patches_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _direct(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
+    """Convolves by XLA, with gradients that are convolutions in the usual dimension order.
+
+    Autodiff's gradients have another order, in which XLA:CPU is up to 15 times slower in a loop.
+    """
+    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
+
+
+def _gradients(
+    strides: Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    return (
+        _gradient_images(g, kernel, x.shape[1:3], strides, padding),
+        _gradient_kernel(x, g, kernel.shape[:2], strides, padding),
+    )
+
+
+# The forward pass is lax's own, so that forward mode can differentiate it.
+_direct.defvjp(
+    lambda x, kernel, strides, padding: (
+        lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC),
+        (x, kernel),
+    ),
+    _gradients,
+)
+
+
+def _gradient_images(
+    g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
 ) -> jax.Array:
+    """Returns dL/dx f[B, H, W, C]: g f[B, H', W', F] convolved with the flipped kernel."""
+    # Strides would dilate g, which is slow. Instead, the gradient at pixels a stride apart is a
+    # convolution of g itself with the taps that reach them; such maps are then interleaved.
+    gaps = [(0, max(0, stride - k)) for stride, k in zip(strides, kernel.shape, strict=False)]
+    kernel = jnp.pad(kernel, (*gaps, (0, 0), (0, 0)))  # at least one tap for every pixel
+
+    def meeting(axis: int, start: int) -> tuple[int, Pair]:
+        """The first tap that reaches pixels start, start + stride, ..., and the padding of g."""
+        size, stride, outputs = sizes[axis], strides[axis], g.shape[axis + 1]
+        back, first_tap = divmod(start + padding[axis][0], stride)
+        count = len(range(first_tap, kernel.shape[axis], stride))
+        return first_tap, (count - 1 - back, -(-size // stride) + back - outputs)
+
+    rows = []
+    for top, high in (meeting(0, start) for start in range(strides[0])):
+        columns = []
+        for column, wide in (meeting(1, start) for start in range(strides[1])):
+            taps = kernel[top :: strides[0], column :: strides[1]]
+            # The barrier keeps XLA from folding the transpose into a slow dimension order.
+            turned = lax.optimization_barrier(jnp.flip(taps, (0, 1)).swapaxes(2, 3))
+            columns.append(
+                lax.conv_general_dilated(g, turned, (1, 1), (high, wide), dimension_numbers=NHWC)
+            )
+        rows.append(jnp.stack(columns, 3))
+    apart = jnp.stack(rows, 2)  # [B, rows, down, columns, across, C]
+    interleaved = apart.reshape(
+        len(g), apart.shape[1] * strides[0], apart.shape[3] * strides[1], apart.shape[5]
+    )
+    return interleaved[:, : sizes[0], : sizes[1]]
+
+
+def _gradient_kernel(
+    x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
+) -> jax.Array:
+    """Returns dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as dilated kernel."""
+    if g.shape[-1] <= _FEW < x.shape[-1] and strides == (1, 1):
+        # With x as kernel the sum has more than 16 output channels, which XLA:CPU does faster.
+        around = tuple((k - 1 - low, 0) for k, (low, _) in zip(taps, padding, strict=True))
+        turned = _gradient_kernel(g, x, taps, strides, around)
+        return jnp.flip(turned, (0, 1)).swapaxes(2, 3)
+    if g.shape[-1] <= _FEW:
+        x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+        padding = ((0, 0), (0, 0))
+    axes = zip(g.shape[1:3], x.shape[1:3], taps, strides, padding, strict=True)
+    sides = [(low, k + (n - 1) * d - size - low) for n, size, k, d, (low, _) in axes]
+    # The barriers keep XLA from folding the transposes, as above.
+    x = lax.optimization_barrier(x.transpose(3, 1, 2, 0))
+    g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
+    y = lax.conv_general_dilated(x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC)
+    return y.transpose(1, 2, 0, 3)
+
+
+def _patches(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     """Convolves by one matrix product of all windows f[B * H' * W', r * s * C] and the kernel."""
     r, s, channels, features = kernel.shape
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
@@ -150,14 +217,11 @@ def _patches_convolution(
         reach = (x.shape[axis] - taps) // stride * stride + 1
         windows = [lax.slice_in_dim(x, i, i + reach, stride, axis) for i in range(taps)]
         x = jnp.concatenate(windows, axis=-1)
-    return (x.reshape(-1, r * s * channels) @ kernel.reshape(-1, features)).reshape(
-        *x.shape[:3], features
-    )
+    y = x.reshape(-1, r * s * channels) @ kernel.reshape(-1, features)
+    return y.reshape(*x.shape[:3], features)
 
 
-def _pairs_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
+def _pairs(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     """Convolves with each two columns of outputs as one with twice the features.
 
     XLA:CPU runs a convolution at half of its usual speed if input and output have at most 16
@@ -169,14 +233,12 @@ def _pairs_convolution(
     wide = x.shape[2] + left_padding + right - s + 1
     shifted = [jnp.pad(kernel, ((0, 0), (i, 1 - i), (0, 0), (0, 0))) for i in (0, 1)]
     shifted = jnp.stack(shifted, 3).reshape(r, s + 1, channels, 2 * features)
-    y = direct_convolution(x, shifted, (1, 2), (rows, (left_padding, right + wide % 2)))
+    y = _direct(x, shifted, (1, 2), (rows, (left_padding, right + wide % 2)))
     # For the gradient of y: each of its readers would otherwise compute it again.
     return computed_once(y.reshape(*y.shape[:2], -1, features)[:, :, :wide])
 
 
-def _taps_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
+def _taps(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     """Convolves by a sum of matrix products, one for each tap of the kernel.
 
     Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a 2x2
@@ -192,12 +254,8 @@ def _taps_convolution(
             first_output = max(0, -((tap - low) // stride))
             end_output = min(outputs, (size - 1 - tap + low) // stride + 1)
             start = stride * first_output + tap - low
-            reached.append(
-                (
-                    first_output,
-                    range(start, start + stride * max(end_output - first_output, 0), stride),
-                )
-            )
+            end = start + stride * max(end_output - first_output, 0)
+            reached.append((first_output, range(start, end, stride)))
         return reached, outputs
 
     (down, high), (across, wide) = meetings(1, r), meetings(2, s)
@@ -214,16 +272,14 @@ def _taps_convolution(
     return y
 
 
-def _fast_fourier_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
+def _fast_fourier(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     """Convolves large kernels with few channels by XLA's fast Fourier transform.
 
     A pair of channels costs one product per coefficient, whatever the size of the kernel. For 16
     images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms, instead of 7.7 by
-    `transformed_convolution` and 23 by XLA's convolution (AMD EPYC of family 25, model 17). With
-    many channels most of the work is sums over channels, which matrix products do faster. The
-    rounding error of every output is relative to the largest output.
+    `transformed` and 23 by XLA (AMD EPYC of family 25, model 17). With many channels most of the
+    work is sums over channels, which matrix products do faster. Rounding errors are relative to the
+    largest output.
     """
     del strides
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
@@ -239,12 +295,11 @@ def _fast_fourier_convolution(
 
 # All take the arguments (x, kernel, strides, padding); those in `UNIT_STRIDES` need strides of 1.
 ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]] = {
-    "direct": direct_convolution,
-    "fast_fourier": _fast_fourier_convolution,
-    "pairs": _pairs_convolution,
-    "patches": _patches_convolution,
-    "taps": _taps_convolution,
-    "tiled": tiled_convolution,
-    "transformed": transformed_convolution,
+    **bilinear.ALGORITHMS,
+    "direct": _direct,
+    "fast_fourier": _fast_fourier,
+    "pairs": _pairs,
+    "patches": _patches,
+    "taps": _taps,
 }
 UNIT_STRIDES = ("fast_fourier", "pairs", "tiled", "transformed")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.models.cpu.direct import Padding, Pair
+from fedjax_bn.models.cpu.bilinear import Padding, Pair
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
-from fedjax_bn.models.masks import COLLECTION, FEATURES, split_masks
+from fedjax_bn.models.masks import COLLECTION, FEATURES
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.answers import npz_bytes
@@ -61,7 +61,7 @@ class ClientLogs(NamedTuple):
         shown, features = sorted({0, len(domains) - 1}), {}
         for k in shown:
             client_rows = jax.tree.map(lambda leaf, k=k: leaf[k], variables)
-            model, _ = split_masks(jax.device_get(client_rows))
+            model = without(jax.device_get(client_rows), COLLECTION)
             test = domains[k].test
             split = select(test, np.arange(len(test.images))[:_SAMPLES])
             features[domains[k].name] = features_of(
