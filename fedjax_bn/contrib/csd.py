@@ -54,8 +54,6 @@ def csd(
     objective = decomposed_objective(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if SPECIFIC in variables:
-            return variables
         # The authors' start, as N(mean, standard deviation): W_j and their biases from N(0, 0.1),
         # c from N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
@@ -67,7 +65,7 @@ def csd(
         )
         weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
         layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
-        return {**variables, SPECIFIC: layers, OWN: {"weights": weights}}
+        return {SPECIFIC: layers, OWN: {"weights": weights}} | variables
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),

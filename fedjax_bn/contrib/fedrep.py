@@ -28,10 +28,10 @@ def fedrep(  # type: ignore[misc] # its own default
 ) -> FederatedMethod:
     """FedPer's sharing rule, with the personal parameters trained first, and then the shared ones.
 
-    A round of a client is `head_epochs` passes over the batches of its first local epoch, in which
-    its head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm
-    1 of the paper). Running statistics move in both. Each part has a fresh optimizer; with
-    `keep_optimizer` that of the second part is kept. The reported loss is the second part's.
+    A round is `head_epochs` passes over the batches of a client's first local epoch, in which its
+    head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm 1).
+    Running statistics move in both. Each part has a fresh optimizer; `keep_optimizer` keeps that of
+    the second part, whose loss is reported.
     FedPer itself is `fedavg` with `share=all_but_head(model)`.
 
     Args:

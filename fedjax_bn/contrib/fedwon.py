@@ -26,8 +26,7 @@ def fedwon(
     et al. 2021)
 
     The network is one of `fedjax_bn.models` with `norm="none"`, whose convolutions have scaled
-    weight standardization, or any other without batch norm. Only
-    the model travels. With clip 0 it is FedAvg.
+    weight standardization, or any other without batch norm. With clip 0 it is FedAvg.
 
     Differs from Brock et al.: the classifier is clipped too, because FedWon makes no exception.
 

@@ -52,9 +52,7 @@ def gperxan(  # type: ignore[misc] # its own default
     spatial axes is a plain batch norm. The reported loss is the first term.
 
     Weight and first scores (1) are those of the authors' code (lhkhiem28/gPerXAN). Differs from it:
-    both scores come back from the server. There batch norm's score, whose name contains the
-    `batchnorm` that marks what stays, is averaged for the server's model, but each client continues
-    with its own.
+    both scores come back from the server, where its clients continue with their own of batch norm.
 
     Args:
       model: images -> logits, with at least one batch norm and one dense layer that classifies.

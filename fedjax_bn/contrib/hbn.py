@@ -52,10 +52,9 @@ def hbn(
     and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are normalized
     by m_g and v_g. A round costs an additional forward pass.
 
-    The equations are those of the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN).
-    Differs from it: the moments are of all batches of the round, where it takes one batch of 64
-    samples; v is divided by n, not n - 1; tests normalize by m_g and v_g, where it measures m and v
-    again.
+    This follows the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN). Differs from
+    it: the moments are of all batches of the round, not of one with 64 samples; v is divided by n,
+    not n - 1; tests normalize by m_g and v_g, where it measures m and v again.
 
     Args:
       momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
@@ -69,8 +68,8 @@ def hbn(
         require_batch_norm("hbn", variables)
         if frozen and any(jax.tree.leaves(frozen(variables)[STATISTICS])):
             raise ValueError(
-                "hbn moves the running statistics of every batch norm, but frozen freezes some: "
-                "leave them out, as in sharing.at('layer1', statistics=False)"
+                "hbn moves all running statistics, but frozen freezes some: leave them out, as in "
+                "sharing.at('layer1', statistics=False)"
             )
         gate_free = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.

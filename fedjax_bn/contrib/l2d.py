@@ -62,10 +62,10 @@ def l2d(
     not predict. The reported loss is CE. A step costs four passes.
 
     Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify: train.py,
-    utils/util.py). Differs from it: the stylist has one scale and shift for each channel, so that
-    images of any size fit, where theirs are maps for 224 pixels; its sigmoid is standardized by 0.5
-    and 0.5; z are the model's own features, where theirs are drawn from N(mu, 0.04 v) and read by
-    the classifier; CLUB is the mean over all pairs, where theirs takes one random pairing.
+    utils/util.py). Differs from it: the stylist's scales and shifts are by channel, where theirs
+    are maps for 224 pixels; its sigmoid is standardized by 0.5 and 0.5; z are the model's own
+    features, where theirs are drawn from N(mu, 0.04 v) and read by the classifier; CLUB is the mean
+    over all pairs, not of one random pairing.
 
     Args:
       optimizer: the local optimizer of the model and of the layers of mu and v.
@@ -96,14 +96,12 @@ def l2d(
         step = in_turn(step, second)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if STYLIST in variables:
-            return variables
         stylist_key, layers_key = jax.random.split(stream(key, "stylist"))
         sizes, layers = sizes_of(model, variables), {}
         for name, layer_key in zip(("mean", "logs"), jax.random.split(layers_key), strict=True):
             layers[name] = draw_dense(layer_key, sizes.features, sizes.features, sizes.dtype)
         stylist = draw_stylist(stylist_key, channels, parameter_dtype(variables))
-        return {**variables, STYLIST: stylist, LIKELIHOOD: layers}
+        return {STYLIST: stylist, LIKELIHOOD: layers} | variables
 
     return method_of(step, start=start, **federate_options)
 

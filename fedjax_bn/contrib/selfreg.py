@@ -57,8 +57,6 @@ def selfreg(
     objective = self_regularized_objective(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if COLLECTION in variables:
-            return variables
         sizes, layers = sizes_of(model, variables), {}
         wide = sizes.features if sizes.features == _WIDE else 2 * sizes.features
         widths = (sizes.features, wide, wide, sizes.features)
@@ -70,7 +68,7 @@ def selfreg(
                 "scale": jnp.ones(widths[i + 1], sizes.dtype),
                 "bias": jnp.zeros(widths[i + 1], sizes.dtype),
             }
-        return {**variables, COLLECTION: layers}
+        return {COLLECTION: layers} | variables
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)

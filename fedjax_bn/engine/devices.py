@@ -116,8 +116,8 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
     else:
         # Clients together start fewer kernels, but their convolutions become grouped ones, which a
         # GPU computes slowly for large maps and in 16 bits.
-        maps = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
-        if sum(map(_bytes, maps)) > _SMALL or any(x.dtype.itemsize < 4 for x in maps):
+        maps = _results(program, ("conv_general_dilated",))
+        if sum(map(_bytes, maps)) > _SMALL or any(x.aval.dtype.itemsize < 4 for x in maps):
             return 1
         most_clients = _ROOM // max(products, 1)
     most_clients = max(1, min(most_clients, num_clients))
@@ -127,39 +127,36 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
 
 
 def _loops(program: Any) -> Iterator[tuple[int, int]]:
-    """Yields what each scan carries and the results of its products, in bytes, at any depth."""
-    for equation in program.eqns:
+    """Yields what each scan carries and the results of its products, in bytes."""
+    for equation in _operations(program):
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
             # A carry leaves the loop as its body returns it; other results are stacked over steps.
             pairs = zip(equation.outvars, body.outvars, strict=True)
             carry = [inner for outer, inner in pairs if outer.aval.shape == inner.aval.shape]
-            results = _results(body, ("conv_general_dilated", "dot_general"))
-            yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
-        for inner in _inside(equation):
-            yield from _loops(inner)
+            products = _results(body, ("conv_general_dilated", "dot_general"))
+            yield sum(map(_bytes, carry)), sum(map(_bytes, products))
 
 
-def _results(program: Any, names: tuple[str, ...]) -> Iterator[Any]:
-    """Yields what the operations of these names return, at any depth."""
+def _results(program: Any, names: tuple[str, ...]) -> list[Any]:
+    """Returns what the operations of these names return."""
+    chosen = (x for x in _operations(program) if x.primitive.name in names)
+    return [result for equation in chosen for result in equation.outvars]
+
+
+def _operations(program: Any) -> Iterator[Any]:
+    """Yields the operations of a program at any depth, such as those of a loop's body."""
     for equation in program.eqns:
-        if equation.primitive.name in names:
-            yield from equation.outvars
-        for inner in _inside(equation):
-            yield from _results(inner, names)
+        yield equation
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    yield from _operations(inner)
 
 
-def _inside(equation: Any) -> Iterator[Any]:
-    """Yields the programs in an operation's parameters, such as the body of a loop."""
-    for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            program = getattr(part, "jaxpr", part)
-            if hasattr(program, "eqns"):
-                yield program
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -187,10 +184,7 @@ def check_strategy(clients: str, num_clients: int | None = None) -> None:
     """Raises ValueError for an unknown strategy, or more clients at once than there are."""
     count = _at_once(clients)
     if num_clients and count and count > num_clients:
-        raise ValueError(
-            f"clients={clients!r} asks for {count} clients at a time, but there are {num_clients}: "
-            f"use 'vmap:at_once={num_clients}' or less"
-        )
+        raise ValueError(f"clients={clients!r} is too many: use vmap:at_once={num_clients} or less")
 
 
 def _at_once(clients: str) -> int | None:
@@ -224,8 +218,8 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
         return None
     if CLIENTS not in mesh.axis_names:
         raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
-            "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
+            f"the mesh has the axes {', '.join(mesh.axis_names)}, and none is named 'clients': make "
+            "it by jax.make_mesh((n,), ('clients',))"
         )
     # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
     return Mesh(mesh.devices, mesh.axis_names)
@@ -261,12 +255,6 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
     sampled = {name: pad_rows(batches[name], size, axis=2) for name in ("image", "label", "valid")}
     # From this constraint XLA derives how to divide all that is computed from the samples.
     return batches | jax.lax.with_sharding_constraint(sampled, over)
-
-
-def divides_clients(mesh: Mesh | None) -> bool:
-    """Returns whether clients are spread over devices and each client's samples over several."""
-    sizes = {} if mesh is None else mesh.shape
-    return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
 
 
 def place_on_mesh(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:

@@ -19,10 +19,10 @@ from fedjax_bn.sharing import Variables
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
-_SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
-# Others that count their own steps; the state of a scheduled weight decay has no public name.
+# States that count their own steps; that of a scheduled weight decay has no public name.
 _COUNTING = (
-    *_SCHEDULED,
+    optax.ScaleByScheduleState,
+    optax.InjectStatefulHyperparamsState,
     type(jax.eval_shape(optax.add_decayed_weights(optax.constant_schedule(0.0)).init, 0.0)),
     optax.AddNoiseState,
     optax.ConditionallyMaskState,
@@ -108,15 +108,6 @@ def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) ->
     return _holds(state, _BY_PARAMETER)
 
 
-def scheduled(optimizer: optax.GradientTransformation) -> bool:
-    """Returns whether rates change by a schedule; False if the state cannot be made here."""
-    # A state's type shows schedules; a number replaces the parameters, which are unknown here.
-    try:
-        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
-    except Exception:  # its masks are over the parameters
-        return False
-
-
 def check_optimizer(optimizer: object) -> None:
     """Raises ValueError unless this is an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
@@ -138,15 +129,14 @@ def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, ke
         jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
         raise ValueError(
-            f"the local optimizer cannot make a local step ({one_line(error)}): it gets the "
-            "gradient, the parameters, value, grad and round, and its masks and labels must have "
-            f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
+            f"the local optimizer cannot make a local step ({one_line(error)}): it gets gradient, "
+            "parameters, value, grad and round, and its masks and labels must have the form of the "
+            f"parameters, or of {{collection: tree}} with {sorted(trained)}"
         ) from error
     if not keep and _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
-            "the local optimizer has a schedule or counter, gathers gradients, or searches its "
-            "step size, and would start again every round: let clients keep its state "
-            "(keep_optimizer=True), or write a schedule over rounds with "
+            "the local optimizer counts steps, and would start again every round: let clients keep "
+            "its state (keep_optimizer=True), or write a schedule over rounds with "
             "fedjax_bn.local_step.by_round"
         )
 

@@ -12,7 +12,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, check_rate
+from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate, no_variate
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
@@ -62,7 +62,6 @@ def feddc(
     Raises:
       ValueError: as in `scaffold`; without `correction` clients may keep a momentum.
     """
-    check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)

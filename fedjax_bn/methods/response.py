@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
+from fedjax_bn.engine.optimizers import by_parameter, descend, start
 from fedjax_bn.sharing import PyTree, join, split_like
 from fedjax_bn.state import Received
 
@@ -67,17 +67,6 @@ def for_each(way: PyTree, like: PyTree) -> PyTree:
     if isinstance(way, jax.Array):
         return jax.tree.map(lambda leaf: way, like)
     return split_like(way, like)[0]
-
-
-def check_rate(
-    method: str, optimizer: optax.GradientTransformation, learning_rate: float | None
-) -> None:
-    """Raises ValueError if one learning rate is given for an optimizer with a schedule."""
-    if learning_rate is not None and scheduled(optimizer):
-        raise ValueError(
-            f"{method}: learning_rate={learning_rate:g} beside an optimizer with a schedule: leave "
-            "it out, and the optimizer's own rates count"
-        )
 
 
 def check_fresh(

@@ -13,7 +13,7 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, check_rate, for_each, response
+from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -43,15 +43,13 @@ def scaffold(
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
-      learning_rate: lr in the equation, for an optimizer without a schedule; by default tau_k lr is
-        the optimizer's response at the rates of the round.
+      learning_rate: lr in the equation, if it is constant; by default tau_k lr is the optimizer's
+        response at the rates of the round.
       model, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `learning_rate` is given for an optimizer with a schedule; or it is not given, and
-        clients keep a momentum.
+      ValueError: `learning_rate` is not given, and clients keep a momentum.
     """
-    check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
     learned, federate_options = learning(model, **options)

@@ -196,12 +196,6 @@ def test_what_is_no_optimizer_is_refused():
         fedavg(NET, 0.1)
 
 
-def test_one_rate_beside_a_schedule_is_refused():
-    for make in (scaffold, feddc):
-        with pytest.raises(ValueError, match="learning_rate"):
-            make(NET, by_round(lambda round: optax.sgd(DECAY(round))), learning_rate=0.1)
-
-
 def test_methods_that_wrap_the_optimizer_pass_the_round_on():
     """Rate 0 from the second round on: the model stays where it is."""
     optimizer = by_round(lambda round: optax.sgd(jnp.where(round < 1, 0.1, 0.0)))
