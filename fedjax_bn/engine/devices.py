@@ -1,16 +1,14 @@
 """Maps a function of one client over all clients, on one device or on a mesh of devices.
 
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
-speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
-grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and
-GPU it is n at a time, by the network's size.
+results only by the order of sums. On CPU `vmap` over per-client kernels makes grouped convolutions,
+which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and GPU it is n at a time,
+by the network's size.
 
-A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
-which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
-strategy applies inside `jax.shard_map`: `vmap` over a sharded axis would gather arrays, and `map`
-would train every client on every device. A second axis, "batch", divides the samples of a client's
-batches. XLA inserts the reductions over that axis, for statistics of batch norms, losses and
-gradients of any order, so that results equal those of one device up to the order of sums.
+A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
+Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
+a sharded axis would gather arrays, and `map` would train every client on every device. A second
+axis, "batch", divides the samples of a client's batches; XLA inserts the reductions over it.
 """
 
 import functools
@@ -105,8 +103,7 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
     """Returns how many of the clients of a device an accelerator trains at once.
 
     `program` is the jaxpr of one client's training; its loop over local steps is the one with the
-    largest results of convolutions and matrix products. The rule for a TPU rests on the compiler's
-    estimates, that for a GPU on times of an H200 (`benchmarks/README.md`).
+    largest products. The rules rest on a TPU compiler's estimates and on times of an H200.
     """
     carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
     # Clients together fill a TPU's vector registers better than one, but what they train has to
@@ -218,8 +215,8 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
         return None
     if CLIENTS not in mesh.axis_names:
         raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.axis_names)}, and none is named 'clients': make "
-            "it by jax.make_mesh((n,), ('clients',))"
+            f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
+            "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
         )
     # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
     return Mesh(mesh.devices, mesh.axis_names)

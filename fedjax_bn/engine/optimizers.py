@@ -54,11 +54,10 @@ def by_round(
 
     For a rate that depends on the round and on its step, use a schedule inside: `by_round(lambda
     round: optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each
-    round; with `keep_optimizer` it counts all steps that the client has made. The round is compiled
-    once for all rounds.
+    round; with `keep_optimizer` it counts all steps that the client has made.
 
-    `make(round)` returns the optimizer of a round, i32[] from 0 and traced; the structure of its
-    state must not depend on the round.
+    `make(round)` returns the optimizer of a round, i32[] from 0 and traced, so that all rounds are
+    one program; the structure of its state must not depend on the round.
     """
 
     def init(params: PyTree) -> _InRound:

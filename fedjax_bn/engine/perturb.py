@@ -1,7 +1,6 @@
 """Perturbations `(key, x f[B, H, W, C], valid bool[B]) -> x` of what a model reads in training.
 
-They change standardized floats, between `prepare` and the model, so that nothing is rounded to
-bytes; any method takes one as `perturb=`.
+They change standardized floats, between `prepare` and the model.
 """
 
 from collections.abc import Callable
