@@ -50,7 +50,6 @@ def apfl(
     Args:
       alpha: every client's first share of v, in [0, 1].
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
 

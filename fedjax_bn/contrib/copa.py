@@ -44,7 +44,6 @@ def copa(
         one dense layer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, classifier="copa", **options)
     rule = gated_statistics if gates else None
@@ -100,10 +99,7 @@ def _send_classifier(model: Any) -> Finish:
 
 
 def _classifier(model: Any, variables: Variables, tree: PyTree = None) -> PyTree:
-    """Returns {"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies.
-
-    They are of the variables, or the entries for them of a `tree` like the variables.
-    """
+    """Returns {"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies."""
     layer = (tree or variables)["params"]
     for name in classifier_path("copa", model, variables):
         layer = layer[name]

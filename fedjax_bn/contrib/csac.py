@@ -76,7 +76,6 @@ def csac(  # type: ignore[misc] # its own default
         that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
         last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
@@ -187,10 +186,8 @@ def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
 
 
 def _resized(x: jax.Array) -> jax.Array:
-    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7.
-
-    It makes one product for each image or row, because XLA:CPU would first move the maps' axes.
-    """
+    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7."""
+    # One product for each image or row, because XLA:CPU would first move the maps' axes.
     for axis in (1, 2):
         batch, side = x.shape[:axis], x.shape[axis]
         if side == _SIDE:

@@ -47,7 +47,6 @@ def csd(
       directions: number of specific classifiers, the rank minus one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
@@ -104,11 +103,8 @@ def decomposed_objective(learned: Learning, specific: float, penalty: float) -> 
 
 
 def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
-    """Returns the logits of the features, then of each unit vector, then of 0 (the bias).
-
-    This reads the weights of any affine classifier, whatever the names of its parameters.
-    """
+    """Returns the logits of the features, then of each unit vector, then of 0 (the bias)."""
     size = features.shape[-1]
-    # The last row is 0, whose logits are the bias alone.
+    # The last row is 0, whose logits are the bias alone; any affine classifier is read so.
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))

@@ -41,7 +41,6 @@ def ditto(
 
     Args:
       weight: lambda, strength of the pull, at least 0.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))

@@ -74,7 +74,6 @@ def fedadg(
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.
-      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="fedadg", **options)
 

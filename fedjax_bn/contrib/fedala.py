@@ -51,7 +51,6 @@ def fedala(
       rate: learning rate of W, at least 0; 1 as in the authors' code.
       names: modules whose parameters are weighed, such as "layer4_1,head"; "" for the classifier,
         see `models.classifier.only_head`.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, a module to weigh is frozen.

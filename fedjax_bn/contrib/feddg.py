@@ -86,7 +86,6 @@ def feddg(
       clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
       boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
-      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: `spectra` is not set, or the model has no such map for the contrast.
@@ -199,10 +198,7 @@ def _in_other_styles(
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
-    """Returns the client that sends amplitudes of its first images when it first takes part.
-
-    The message has them in the client's row among all clients' rows, with ones in the same places.
-    """
+    """Returns the client that sends amplitudes of its first images when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         batch = load_first(load, batches, stream(key, "sent amplitudes"))
@@ -304,11 +300,7 @@ def boundary_contrast(
 
 
 def _bands(mask: jax.Array, classes: int, nested: bool, dtype: jnp.dtype) -> jax.Array:
-    """Returns f[2, B, H, W, regions], 1 on the border of a region, and 1 in the band around it.
-
-    Neighbours are up, down, left and right. A region has no border along the image's edge or
-    along pixels without a label.
-    """
+    """Returns f[2, B, H, W, regions], 1 on the border of a region, and 1 in the band around it."""
     inside = regions_of(mask, classes, nested=nested)
     outside = ~inside & (mask != UNLABELLED)[..., None]
     border, band = inside.astype(dtype), inside.astype(dtype)

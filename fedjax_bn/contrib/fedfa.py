@@ -69,7 +69,6 @@ def fedfa(
         paper; the ends of layer1 to layer4; a DenseNet's transitions; all batch norms.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, **options)
     plain = supervised(learned)

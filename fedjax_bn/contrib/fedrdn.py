@@ -55,7 +55,6 @@ def fedrdn(
 
     Args:
       channels: C of the images that the model reads.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, **options)
 
@@ -88,10 +87,7 @@ def fedrdn(
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
-    """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`.
-
-    Without any, each image is normalized by its own.
-    """
+    """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`."""
     is_measured = tree["count"] > 0
     image_statistics = _statistics_of(images, tree["mean"])
     mean, std = (
@@ -102,10 +98,7 @@ def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
 
 
 def _follow(received: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
-    """Returns an unseen client's statistics with those of its next batch, see `models.hooks`.
-
-    Statistics that a client has measured in training (`received`) stay.
-    """
+    """Returns an unseen client's statistics with those of its next batch, see `models.hooks`."""
     valid = jnp.ones(len(images), bool) if valid is None else valid
     return where_tree(received["count"] > 0, received, _measure(so_far, images, valid))
 
@@ -169,10 +162,7 @@ def normalized_by_random_clients(
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """Returns the client that measures its images when it first takes part.
-
-    The message has its statistics in the client's row among all clients' rows.
-    """
+    """Returns the client that measures its images when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         before, source = received.personal[MEASURED], batches.get("source")

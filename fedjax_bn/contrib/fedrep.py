@@ -39,7 +39,6 @@ def fedrep(  # type: ignore[misc] # its own default
       head_epochs: passes in which the head trains, at least 0; 0 never trains it.
       share: the sharing rule, whose personal parameters are the head; by default
         `models.classifier.all_but_head(model)`.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="" if share else "fedrep", **options)
     objective = supervised(learned)

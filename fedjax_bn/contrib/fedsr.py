@@ -55,7 +55,6 @@ def fedsr(
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       noise: whether z is drawn; otherwise z = mu.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: `cmi` is above 0 without `noise`.
@@ -119,10 +118,7 @@ def simple_representation_objective(learned: Learning, l2r: float, cmi: float) -
 def _divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
-    r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
-
-    $\sum_d (\log r - \log(|C| s) + ((C s)^2 + (C \mu - m)^2) / (2 r^2) - 1/2)$
-    """
+    """Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v)."""
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
@@ -161,10 +157,7 @@ def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Arr
 def _draw(
     latent: PyTree, features: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns one draw of z, mu and s, f[B, F] each.
-
-    Without a deviation it returns mu, mu and None, and needs no key.
-    """
+    """Returns one draw of z, mu and s, f[B, F] each."""
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None

@@ -34,7 +34,6 @@ def fedwon(
       model: images -> outputs, without batch norm, such as `ResNet18(norm="none")`.
       optimizer: the local optimizer, which gets the clipped gradient.
       clip: largest norm of a gradient relative to its weights, at least 0; 0 clips nothing.
-      **options: as in `fedavg`.
     """
     if clip:
         # Clipping comes first, so that momentum accumulates clipped gradients.

@@ -58,7 +58,6 @@ def gperxan(  # type: ignore[misc] # its own default
       model: images -> logits, with at least one batch norm and one dense layer that classifies.
       weight: weight of the loss through the received head, at least 0.
       share: the sharing rule of the model's own collections.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)

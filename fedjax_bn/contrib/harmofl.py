@@ -62,7 +62,6 @@ def harmofl(  # type: ignore[misc] # its own default
       rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: C of the images that the model reads.
       weigh: the weighing rule.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: `privacy` is given.

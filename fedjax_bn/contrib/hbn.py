@@ -58,7 +58,6 @@ def hbn(
 
     Args:
       momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     load, frozen = options.get("load"), options.get("frozen")
     learned, federate_options = learning(model, **options)
@@ -90,10 +89,7 @@ def hbn(
 
 
 def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-    """Normalizes by the rule of `hbn`, with t as the layer's gate, and records hybrid moments.
-
-    The running statistics stay fixed; a pass outside training uses them alone.
-    """
+    """Normalizes by the rule of `hbn`, with t as the layer's gate, and records hybrid moments."""
     if not layer.training:
         return Statistics(layer.mean, layer.var)
     mean, var, count = moments(x, valid, layer.columns)
@@ -109,11 +105,7 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """Returns the client that first passes the round's data through the received model.
-
-    It sends layer -> {"mean", "square"} f[C] over the round's valid positions; zeros if there are
-    not any.
-    """
+    """Returns the client that first passes the round's data through the received model."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         variables, source = join(received.shared, received.personal), batches.get("source")

@@ -47,7 +47,6 @@ def jigen(
       weight: weight of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays whole, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: their number P, from 1 to 71; 30 in the authors' scripts.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)

@@ -75,7 +75,6 @@ def l2d(
       leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
       rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
       channels: C of the images that the model reads.
-      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)

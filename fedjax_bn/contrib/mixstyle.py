@@ -51,7 +51,6 @@ def mixstyle(
         batch norms that see maps, our choice.
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     plain = supervised(learned)

@@ -41,7 +41,6 @@ def rsc(
     Args:
       features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)

@@ -50,7 +50,6 @@ def selfreg(
     Args:
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)

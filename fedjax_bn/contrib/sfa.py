@@ -35,7 +35,6 @@ def sfa(
     Args:
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     if learned.task.segments:  # refused here, while the outputs of other tasks may be dense

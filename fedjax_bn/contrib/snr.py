@@ -64,7 +64,6 @@ def snr(
       names: modules whose outputs are restored, see `contrib.parts.stages_of`. "" means the first
         that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
         transitions; all batch norms that see maps.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)

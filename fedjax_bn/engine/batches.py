@@ -159,13 +159,11 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 
 def _readable(array: Any, is_traced: bool) -> bool:
-    """Returns whether an array can be read on the host without delaying a round.
-
-    Before the first round of a shape, waiting costs nothing: a program must be compiled anyway.
-    """
+    """Returns whether an array can be read on the host without delaying a round."""
     if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
         return False
     if isinstance(array, np.ndarray):
         return True
+    # Before the first round of a shape waiting costs nothing: a program must be compiled anyway.
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not is_traced or ready)

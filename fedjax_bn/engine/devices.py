@@ -100,11 +100,7 @@ def map_and_sum(
 
 
 def _clients_that_fit(program: Any, num_clients: int) -> int:
-    """Returns how many of the clients of a device an accelerator trains at once.
-
-    `program` is the jaxpr of one client's training; its loop over local steps is the one with the
-    largest products. The rules rest on a TPU compiler's estimates and on times of an H200.
-    """
+    """Returns how many of the clients of a device an accelerator trains at once."""
     carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
     # Clients together fill a TPU's vector registers better than one, but what they train has to
     # fit into a core's fast memory, and nothing is gained if the maps of one are large.

@@ -51,7 +51,6 @@ def feddc(
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
       alpha: strength of the penalty, at least 0. To our knowledge the paper has 0.1 for CIFAR-10;
         the authors' example has 0.01.
-      model, **options: as in `fedavg`.
 
     Raises:
       ValueError: clients keep a momentum.
@@ -71,11 +70,9 @@ def feddc(
 
 
 def _pulled(alpha: float, train: Train) -> Train:
-    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`.
+    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`."""
 
-    This sum is the same in all steps of a round, so a step reads one tree instead of four.
-    """
-
+    # The same in all steps of a round, so that a step reads one tree instead of four.
     def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
         memory, start = received.memory, received.shared["params"]
         trees = memory.drift, start, received.server, memory.variate

@@ -36,9 +36,6 @@ def fednova(
     of shared parameters is normalized; running statistics are averaged with p_k. With equal steps,
     such as of clients of equal sizes, it is FedAvg.
 
-    Args:
-      model, optimizer, **options: as in `fedavg`, without `server`.
-
     Raises:
       ValueError: clients keep their momentum between rounds.
     """
@@ -53,10 +50,7 @@ def fednova(
 
 
 def _upload_direction(optimizer: optax.GradientTransformation) -> Finish:
-    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k.
-
-    The scale of a_k cancels, because tau_eff has the same scale.
-    """
+    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         most_steps, dtype = trained.counts.shape[0], jnp.result_type(float)

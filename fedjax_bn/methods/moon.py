@@ -42,7 +42,6 @@ def moon(
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="moon", **options)
 

@@ -41,7 +41,6 @@ def scaffold(
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
-      model, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: clients keep a momentum.
