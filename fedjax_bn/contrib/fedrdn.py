@@ -11,7 +11,7 @@ from fedjax_bn.arguments.ranges import Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.contrib.parts import exchanging, in_row, require_images
 from fedjax_bn.engine.backend import where_tree
-from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.engine.batches import blank_padding, first_epoch
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -167,11 +167,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         before, source = received.personal[MEASURED], batches.get("source")
         # Later epochs have the same images.
-        steps = {
-            name: jax.tree.map(lambda leaf: leaf[: len(leaf) // client.epochs], leaf)
-            for name, leaf in batches.items()
-            if name != "source"
-        }
+        steps = without(first_epoch(batches, client.epochs), "source")
         keys = jax.random.split(stream(key, "image statistics"), len(steps["valid"]))
 
         def one(tracked: PyTree, inputs: tuple) -> tuple[PyTree, None]:

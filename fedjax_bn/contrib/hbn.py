@@ -23,10 +23,8 @@ from fedjax_bn.methods.learning import (
 )
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
-from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, everything, join, path_names
+from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, everything, join, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -109,7 +107,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         variables, source = join(received.shared, received.personal), batches.get("source")
-        steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+        steps = without(batches, "source")
         keys = step_keys(stream(key, "moments of a round"), batches["valid"])
 
         def recorded(inputs: tuple) -> PyTree:
@@ -165,7 +163,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 def _keeping_shares(share: SharingRule) -> SharingRule:
     def rule(variables: Variables) -> PyTree:
         return jax.tree_util.tree_map_with_path(
-            lambda path, shared: shared and path_names(path)[-1] != GATE, share(variables)
+            lambda path, shared: shared and path[-1].key != GATE, share(variables)
         )
 
     return rule
