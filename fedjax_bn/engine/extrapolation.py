@@ -52,19 +52,15 @@ def risk_extrapolation(
     return rule
 
 
-def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh.
-
-    The message has its name, by default "client 0" and so on.
-    """
+def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
+    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh."""
     floor = float(jnp.finfo(jnp.result_type(float)).tiny)
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
     if unusable.any():
         k = int(np.flatnonzero(unusable)[0])
-        who = names[k] if names else f"client {k}"
         raise ValueError(
-            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}; a training loss must be"
-            f" finite and at least {floor:.3g}: use another weighing rule, such as by_size"
+            f"risk_extrapolation: the risk of {names[k]} is {float(risks[k]):g}; a training loss must "
+            f"be finite and at least {floor:.3g}: use another weighing rule, such as by_size"
         )
 
 

@@ -73,13 +73,9 @@ def as_images(images: Any, place: str = "images") -> np.ndarray:
 
 
 def class_labels(
-    labels: np.ndarray,
-    place: str,
-    classes: int | None = None,
-    first: int = 0,
-    valid: np.ndarray | None = None,
+    labels: np.ndarray, place: str, classes: int | None = None, valid: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns labels that are counted from `first` as i32[N] counted from 0.
+    """Returns labels, counted from 0, as i32[N].
 
     They are integers or whole floats, [N] or with the shape of `valid` (bool, the labels that
     count; by default all); `classes` is how many there are, None for any number.
@@ -90,14 +86,13 @@ def class_labels(
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
-    end = first + (2**31 if classes is None else classes)
-    counted = f"counted from {first}" if classes is None else f"in {first}..{end - 1}"
-    allowed = f"whole numbers {counted}"
+    end = 2**31 if classes is None else classes
+    allowed = "whole numbers " + ("counted from 0" if classes is None else f"in 0..{end - 1}")
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
     # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
-    right = (values >= first) & (values < end)
+    right = (values >= 0) & (values < end)
     if floating:
         right &= np.floor(values) == values
     if valid is not None:
@@ -109,7 +104,7 @@ def class_labels(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
     with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
-        return (labels.astype(np.int64) - first).astype(np.int32)
+        return labels.astype(np.int64).astype(np.int32)
 
 
 def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:

@@ -31,21 +31,17 @@ def response(
     steps: jax.Array,
     most_steps: int,
     dtype: Any,
-    received: Received | None = None,
+    received: Received,
 ) -> PyTree:
     """Returns r(steps), the distance under a constant gradient of 1 from a fresh optimizer's state.
 
-    `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. `received` has the
-    round and the parameters; None for round 0 and an optimizer without masks. The response is f[],
-    or a tree of f[1, ..., 1] if the optimizer treats parameters differently.
+    `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. The response is
+    f[], or a tree of f[1, ..., 1] if the optimizer treats parameters differently.
     """
-    round, weight = jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
-    trained = {"params": weight}
-    if received is not None:
-        round = jnp.asarray(received.round)
-        params = join(received.shared, received.personal)["params"]
-        if by_parameter(optimizer, {"params": params}):
-            trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
+    round, trained = jnp.asarray(received.round), {"params": jnp.zeros((), dtype)}
+    params = join(received.shared, received.personal)["params"]
+    if by_parameter(optimizer, {"params": params}):
+        trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
     ones, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:

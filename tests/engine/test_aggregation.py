@@ -73,8 +73,8 @@ def test_a_risk_that_is_not_positive_and_finite_makes_its_clients_weight_nan(sol
     sizes, risks = jnp.asarray([4, 4, 4]), jnp.asarray([0.3, 0.5, risk], jnp.float32)
     weights = jax.jit(risk_extrapolation(0.5, solver))(sizes, risks)
     np.testing.assert_array_equal(np.isnan(weights), [False, False, True])
-    with pytest.raises(ValueError, match="client 2"):
-        check_risks(np.asarray(sizes), np.asarray(risks))
+    with pytest.raises(ValueError, match="cat"):
+        check_risks(np.asarray(sizes), np.asarray(risks), ["ant", "bee", "cat"])
 
 
 def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():

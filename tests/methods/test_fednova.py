@@ -9,6 +9,7 @@ import pytest
 import federations as fed
 from fedjax_bn.methods import fedavg, fednova, singleset
 from fedjax_bn.methods.response import response
+from fedjax_bn.state import Received
 
 SIZES = (9, 4, 6)
 NET = fed.OneNorm()
@@ -39,7 +40,8 @@ def work(momentum, steps):
     ],
 )
 def test_response_is_the_way_under_a_constant_gradient(x64, optimizer, expected):
-    ways = [response(optimizer, jnp.int32(n), 3, jnp.float64) for n in range(4)]
+    received = Received({"params": jnp.zeros(2)}, {"params": None})
+    ways = [response(optimizer, jnp.int32(n), 3, jnp.float64, received) for n in range(4)]
     np.testing.assert_allclose(ways, [0, *expected], rtol=1e-6)
 
 
