@@ -59,8 +59,8 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
     if unusable.any():
         k = int(np.flatnonzero(unusable)[0])
         raise ValueError(
-            f"risk_extrapolation: the risk of {names[k]} is {float(risks[k]):g}; a loss must be finite "
-            f"and at least {floor:.3g}: use another weighing rule, such as by_size"
+            f"the risk of {names[k]} is {float(risks[k]):g}, and must be finite and at least "
+            f"{floor:.3g}: use another rule than risk_extrapolation, such as by_size"
         )
 
 
