@@ -165,8 +165,7 @@ def class_discrepancy(
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, averaged over the batch's classes.
 
-    The width of a class's kernels is the mean squared distance of two different vectors among its
-    z and z' (the authors' `conditional_mmd_rbf`).
+    A class's kernels are as wide as the mean squared distance of two of its vectors z and z'.
     """
     z_pairs = jnp.concatenate([z, styled])
     far = squared_distances(z_pairs, z_pairs)

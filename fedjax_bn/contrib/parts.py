@@ -51,14 +51,10 @@ def stages_of(
 ) -> dict[str, int]:
     """Returns path -> channels of the modules that `names` means, without computing anything.
 
-    Args:
-      method: its name, for messages.
-      variables: a model's collections; only shapes count.
-      names: modules such as "norm1,norm2"; "layer1" means the last module with that name or with
-        a name that begins with "layer1_". "" means the first tuple of `ends` that the model has, or
-        all batch norms if it has none of them.
-      ends: tuples of modules, by default the ends of the stages layer1, layer2 and layer3 of a
-        residual network, and the convolutions of a DenseNet's transitions.
+    In names such as "norm1,layer1", "layer1" means the last module with that name or with a name
+    that begins with "layer1_". "" means the first tuple of `ends` that the model has, or all batch
+    norms if it has none of them. By default these are the ends of the stages layer1 to layer3 of a
+    residual network, and the convolutions of a DenseNet's transitions.
 
     Raises:
       ValueError: there is no such module, or no batch norm to choose.
@@ -108,10 +104,7 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
 
 
 def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
-    """Returns a context in which `change(name, output f[B, ..., C])` replaces outputs of modules.
-
-    `places` are the paths of these modules, such as "layer1_1".
-    """
+    """Returns a context in which `change(name, output f[B, ..., C])` replaces outputs of modules."""
 
     def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output, name = function(*args, **kwargs), "/".join(call.path)
