@@ -104,7 +104,7 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
 
 
 def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
-    """Returns a context in which `change(name, output f[B, ..., C])` replaces outputs of modules."""
+    """Returns a context in which `change(name, output f[B, ..., C])` replaces modules' outputs."""
 
     def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output, name = function(*args, **kwargs), "/".join(call.path)
