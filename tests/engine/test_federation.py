@@ -169,18 +169,6 @@ def test_risk_is_the_loss_of_the_last_local_epoch():
     np.testing.assert_allclose(metrics["weights"], np.array(SIZES) / sum(SIZES), rtol=1e-6)
 
 
-def test_bytes_are_standardized_on_the_device():
-    images = np.random.default_rng(0).integers(0, 256, (1, 3, 4, fed.FEATURES), dtype=np.uint8)
-    batches = fed.batches_of((12,))
-    method = fed.once(fedavg, fed.OneNorm(), fed.SGD)
-    raw, _ = fed.run_rounds(
-        method, fed.variables_of(fed.OneNorm()), batches | {"image": jnp.asarray(images)}
-    )
-    scaled = jnp.asarray((images / 255 - 0.5) / 0.5, jnp.float32)
-    ours, _ = fed.run_rounds(method, fed.variables_of(fed.OneNorm()), batches | {"image": scaled})
-    fed.assert_close(raw, ours, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
