@@ -8,10 +8,10 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Finish, Train, Trained, run_steps
+from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import keeping_variates
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received

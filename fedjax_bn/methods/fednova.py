@@ -9,10 +9,10 @@ import optax
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
+from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -30,11 +30,11 @@ def fednova(
     $a_k = \sum_{j=1}^{\tau_k} (1 - \rho^j) / (1 - \rho)$
 
     In tau_k steps of SGD with momentum rho, each gradient enters x - y_k with a factor; a_k is the
-    sum of these factors (tau_k without momentum). Here a_k is the optimizer's response (see
-    `methods.response`), which is equivalent for SGD and also right for Nesterov's momentum and
-    schedules. Weight decay counts as part of the gradient and does not change a_k. Only the change
-    of shared parameters is normalized; running statistics are averaged with p_k. With equal steps,
-    such as of clients of equal sizes, it is FedAvg.
+    sum of these factors (tau_k without momentum). Here a_k is `engine.optimizers.response`, which
+    is equivalent for SGD and also right for Nesterov's momentum and schedules. Weight decay counts
+    as part of the gradient and does not change a_k. Only the change of shared parameters is
+    normalized; running statistics are averaged with p_k. With equal steps, such as of clients of
+    equal sizes, it is FedAvg.
 
     Raises:
       ValueError: clients keep their momentum between rounds.

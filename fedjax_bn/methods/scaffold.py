@@ -10,10 +10,10 @@ from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -35,9 +35,9 @@ def scaffold(
     Variates start at 0; only shared parameters have them. tau_k is the number of the client's steps
     without padding. c stays the mean of all c_k, including clients that sit out.
 
-    Differs from the paper: tau_k lr is the optimizer's response (see `methods.response`). For SGD
-    both are the same. With momentum the response keeps c_k at the scale of a gradient, whereas
-    tau_k lr would make it up to 1 / (1 - momentum) times as large.
+    Differs from the paper: tau_k lr is `engine.optimizers.response`. For SGD both are the same.
+    With momentum the response keeps c_k at the scale of a gradient, whereas tau_k lr would make it
+    up to 1 / (1 - momentum) times as large.
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import federations as fed
+from fedjax_bn.engine.optimizers import response
 from fedjax_bn.methods import fedavg, fednova, singleset
-from fedjax_bn.methods.response import response
 from fedjax_bn.state import Received
 
 SIZES = (9, 4, 6)
