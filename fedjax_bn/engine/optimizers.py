@@ -15,7 +15,6 @@ import optax
 
 from fedjax_bn.arguments.text import one_line
 from fedjax_bn.sharing import Variables, join, split_like
-from fedjax_bn.state import Received
 
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
@@ -140,7 +139,7 @@ def response(
     steps: jax.Array,
     most_steps: int,
     dtype: Any,
-    received: Received,
+    received: Any,
 ) -> PyTree:
     r"""Returns how far a fresh optimizer moves a parameter in some steps if its gradient is 1.
 
@@ -153,8 +152,8 @@ def response(
     linear in its gradients (SGD, also with momentum, Nesterov's momentum or schedules), at the
     rates of the round; for others (Adam) it is nominal. Weight decay is a part of gradients.
 
-    `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. The response is
-    f[], or a tree of f[1, ..., 1] if masks or labels make the optimizer treat parameters
+    `steps` is i32[], at most `most_steps`, `dtype` that of the parameters, and `received` the
+    client's `state.Received`. The response is f[], or a tree of f[1, ..., 1] if masks or labels make the optimizer treat parameters
     differently.
     """
     round, trained = jnp.asarray(received.round), {"params": jnp.zeros((), dtype)}
