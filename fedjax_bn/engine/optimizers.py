@@ -153,15 +153,13 @@ def response(
     rates of the round; for others (Adam) it is nominal. Weight decay is a part of gradients.
 
     `steps` is i32[], at most `most_steps`, `dtype` that of the parameters, and `received` the
-    client's `state.Received`. The response is f[], or a tree of f[1, ..., 1] if masks or labels make the optimizer treat parameters
-    differently.
+    client's `state.Received`. The response is f[], or a tree of f[1, ..., 1] if masks or labels
+    make the optimizer treat parameters differently.
     """
     round, trained = jnp.asarray(received.round), {"params": jnp.zeros((), dtype)}
     params = join(received.shared, received.personal)["params"]
-    # A state with masks or labels: parameters differ, and each has its own response.
-    if _holds(
-        jax.eval_shape(lambda tree: start(optimizer, tree), {"params": params}), _BY_PARAMETER
-    ):
+    fresh_state = jax.eval_shape(lambda tree: start(optimizer, tree), {"params": params})
+    if _holds(fresh_state, _BY_PARAMETER):
         trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
     ones, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
 
