@@ -18,7 +18,7 @@ from fedjax_bn.engine.batches import blank_padding, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
-from fedjax_bn.sharing import Variables, join, split_like, with_frozen
+from fedjax_bn.sharing import Variables, join, split_like, with_frozen, without
 from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
 
@@ -157,8 +157,7 @@ def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
 
 def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
     """Returns a client's first batch of a round, loaded and with its padding blanked."""
-    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-    first_batch = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
+    first_batch = jax.tree.map(lambda leaf: leaf[0], without(batches, "source"))
     return blank_padding((load or look_up)(batches.get("source"), first_batch, key))
 
 
@@ -184,7 +183,7 @@ def run_steps(
     """
     load, source = load or look_up, batches.get("source")
     # The source has no axis S: every step reads from it, so it is not scanned over.
-    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+    steps = without(batches, "source")
     # One key per step, so that part of a round draws the same random numbers as the whole round.
     keys = key if key.ndim else step_keys(key, steps["valid"])
 

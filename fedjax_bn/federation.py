@@ -37,10 +37,11 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.client import Client, clipping, take_part
 from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
 from fedjax_bn.engine.devices import (
+    BATCH,
+    CLIENTS,
     Meeting,
     check_strategy,
     checked_mesh,
-    divides_clients,
     map_and_sum,
     on_each_device,
     pad_rows,
@@ -332,8 +333,9 @@ def _train_all(
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
     """Trains the clients of one device, and sums their uploads over the clients of all devices."""
     (state, key), (rows_before, batches) = common, rows
-    broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
-    num_clients = state.weights.shape[0]
+    broadcast, num_clients = broadcast_of(state), state.weights.shape[0]
+    sizes = {} if plan.mesh is None else plan.mesh.shape
+    divided = min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
     # If weights are known before training, the trained models need not all be held at once.
     early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.mask_loss import as_classes
+from fedjax_bn.engine.masks import as_classes
 from fedjax_bn.models import hooks, masks
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward

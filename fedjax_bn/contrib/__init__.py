@@ -5,12 +5,9 @@ a model, a local optimizer and the options of `methods.fedavg`, some without `se
 of each method names its paper, its equation and what differs from the authors' code. Features are
 those that `fedjax_bn.models.features` defines.
 
-A model without what a method reads of it (batch norms, features before a classifier, named modules,
-maps, a number of channels) raises ValueError at `init` or, where only a pass shows it, at `round`;
-fedwon refuses a model with batch norm.
-
-To import this package also registers the methods' hooks (`models.hooks`), which variables read from
-a file may need.
+A model without what a method reads of it raises ValueError at `init` or, where only a pass shows
+it, at `round`. To import this package also registers the methods' hooks (`models.hooks`), which
+variables read from a file may need.
 """
 
 from fedjax_bn.contrib.apfl import apfl

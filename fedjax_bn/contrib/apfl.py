@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, bounded
 from fedjax_bn.client import Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
+from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.optimizers import descend
 from fedjax_bn.engine.optimizers import start as start_optimizer
@@ -39,19 +39,17 @@ def apfl(
     $\alpha' = \alpha - r \langle \nabla F_k(\bar v), v - w \rangle$, clipped to [0, 1], in the
     first step of a round (Eq. 10 of the paper), with the gradient of its first batch
 
-    w trains as in FedAvg and is what an unseen client receives. v and alpha stay with the client;
-    the running statistics of the own model are those of its passes. A client predicts with the
-    mixture at the end of its last round. With alpha 0 and rate 0 it is FedAvg, with alpha 1
-    SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
+    w trains as in FedAvg and is what an unseen client receives. v and alpha stay with the client,
+    which predicts with the mixture at the end of its last round; its running statistics are those
+    of its passes. With alpha 0 and rate 0 it is FedAvg, with alpha 1 SingleSet's model beside it.
+    The reported loss is that of w. A step costs a second pass.
 
-    These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
-    the outputs of v and w, not their parameters, in v's training and at the test, and alpha moves
-    after both models' first steps, by a gradient at the mixed outputs and a decay.
+    Differs from the authors' code (MLOPTPSU/FedTorch): it mixes the outputs of v and w, not their
+    parameters, and alpha moves after both models' first steps, by a gradient with a decay.
 
     Args:
       alpha: every client's first share of v, in [0, 1].
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
 
@@ -110,12 +108,11 @@ def _of_mixture(
         mixed = {**without(variables, OWN), **personal["model"]}
         gradients, (loss, moved) = gradient(mixed, batch, received, key)
         # alpha moves in the first step alone, before which w is the received model.
+        start = join(received.shared, received.personal)
         slopes = jax.tree.map(
             # dF(mixture)/dalpha, leaf by leaf.
             lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
-            gradients["params"],
-            personal["local"]["params"],
-            join(received.shared, received.personal)["params"],
+            *(tree["params"] for tree in (gradients, personal["local"], start)),
         )
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
         # dF(mixture)/dv is alpha times dF/d(mixture).

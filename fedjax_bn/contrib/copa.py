@@ -8,10 +8,10 @@ import optax
 
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
-from fedjax_bn.contrib.parts import collecting, in_row, starting_with
+from fedjax_bn.contrib.parts import exchanging, in_row
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
+from fedjax_bn.methods.learning import OptionsButServer, learning, require_batch_norm
 from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, path_names
@@ -30,14 +30,12 @@ def copa(
 
     $CE(h_k(f)) + \sum_j CE(h_j(f))$ over the classifiers of the other clients $j$
 
-    f are the features. h_k is the client's own classifier, which it keeps. h_j are the others'
-    classifiers at the end of their last rounds, which no gradient changes. An unseen client gets
-    the weighted mean of the classifiers, whose logits are the mean of all logits. The reported loss
-    is CE(h_k(f)).
+    f are the features. h_k is the client's own classifier, which it keeps; h_j are the others' at
+    the end of their last rounds, which no gradient changes. An unseen client gets the weighted mean
+    of the classifiers, whose logits are the mean of all logits. The reported loss is CE(h_k(f)).
 
-    The server gets every client's classifier and sends it to every client, whereas FedAvg reveals
-    only their mean: FedIG counts COPA among the methods that harm privacy. `traffic` counts an
-    upload as large as all K classifiers, although it contains only the client's own.
+    The server sends every client's classifier to every client, whereas FedAvg reveals only their
+    mean. `traffic` counts an upload as all K classifiers, although it has only the client's own.
 
     Differs from the paper: the ensemble averages logits, with the weights of `weigh`.
 
@@ -46,7 +44,6 @@ def copa(
         one dense layer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, classifier="copa", **options)
     rule = gated_statistics if gates else None
@@ -54,10 +51,7 @@ def copa(
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if frozen and any(_classifier(model, variables, frozen(variables)).values()):
-            raise ValueError(
-                "copa exchanges its clients' classifiers, but frozen freezes the classifier: leave "
-                "it out"
-            )
+            raise ValueError("copa exchanges classifiers, but frozen freezes them: leave them out")
         if not gates:
             return variables
         return with_gates(require_batch_norm("copa", variables, "set gates=False"))
@@ -78,15 +72,15 @@ def copa(
         is_other = jnp.arange(len(losses), dtype=jnp.int32) != received.client
         return loss + jnp.where(is_other, losses, 0).sum(), (loss, out.moved)
 
-    method = method_of(
+    method = exchanging(
         gradient_step(differentiate(objective), keep_gates(optimizer) if gates else optimizer),
+        "sent",
+        lambda variables, k: stack(_classifier(model, variables), k),
         finish=_send_classifier(model),
-        server=collecting("sent"),
         share=_keeping_classifier(model, share),
         start=start,
         **{"statistics": rule} | federate_options,
     )
-    method = starting_with(method, lambda variables, k: stack(_classifier(model, variables), k))
     return method._replace(serves=("learned_alpha",) if gates else ())
 
 
@@ -105,10 +99,7 @@ def _send_classifier(model: Any) -> Finish:
 
 
 def _classifier(model: Any, variables: Variables, tree: PyTree = None) -> PyTree:
-    """Returns {"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies.
-
-    They are of the variables, or the entries for them of a `tree` like the variables.
-    """
+    """Returns {"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies."""
     layer = (tree or variables)["params"]
     for name in classifier_path("copa", model, variables):
         layer = layer[name]
@@ -119,10 +110,8 @@ def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
     # A shared classifier would be a mean, which differs from the classifiers in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *classifier_path("copa", model, variables))
-
-        def kept(leaf_path: tuple, shared: bool) -> bool:
-            return shared and path_names(leaf_path)[:-1] != path
-
-        return jax.tree_util.tree_map_with_path(kept, share(variables))
+        return jax.tree_util.tree_map_with_path(
+            lambda leaf, shared: shared and path_names(leaf)[:-1] != path, share(variables)
+        )
 
     return rule

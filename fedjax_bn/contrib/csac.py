@@ -56,21 +56,18 @@ def csac(  # type: ignore[misc] # its own default
 
     $a_{ij} = \mathrm{softmax}_j (\mathrm{mean} \langle t_i, s_j \rangle / \sqrt{D})$
 
-    t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
-    them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
-    `discrepancy`. In its first round a client
+    t_i and s_j are the outputs of some modules. Bilinear sampling and separate learned layers bring
+    them to [32, 7, 7]. a passes no gradient, and MMD is `discrepancy`. In its first round a client
     minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
     layers, the collection `calibration`, travel with the model and do not predict. The reported
-    loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
-    forward pass.
+    loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs a pass.
 
     The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py)
-    leaves it at 0 in its default mode; `stages=False` does too. Differs from both: a client's first
-    round has as many epochs as any other, where theirs train 30 epochs alone; a compares the stages
-    themselves, where theirs is the mean of two attentions, one of which has random layers; stages
-    are sampled and projected position by position, where theirs are convolved; the layers are
-    averaged, where theirs are drawn again in each round; the model keeps its classifier, where
-    theirs has a bottleneck of 256; MMD is the biased estimate.
+    leaves it at 0 in its default mode, as `stages=False` does. Differs from both: a client's first
+    round has as many epochs as any other, not 30; a compares the stages themselves, where theirs is
+    the mean of two attentions, one of which has random layers; stages are sampled and projected by
+    position, not convolved; the layers are averaged, not drawn again in each round; the model keeps
+    its classifier, where theirs has a bottleneck of 256; MMD is the biased estimate.
 
     Args:
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
@@ -79,14 +76,13 @@ def csac(  # type: ignore[misc] # its own default
         that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
         last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
     trained = ("params", COLLECTION) if stages else ("params",)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if not stages or COLLECTION in variables:
+        if not stages:
             return variables
         places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
         keys = jax.random.split(stream(key, "attention"))
@@ -100,8 +96,7 @@ def csac(  # type: ignore[misc] # its own default
             }
             for model_name, model_key in zip(("trained", "frozen"), keys, strict=True)
         }
-        layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
-        return {**variables, COLLECTION: layers}
+        return {COLLECTION: jax.tree.map(lambda leaf: leaf.astype(dtype), layers)} | variables
 
     objective = calibrated_objective(learned, calibration)
     return method_of(
@@ -191,10 +186,8 @@ def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
 
 
 def _resized(x: jax.Array) -> jax.Array:
-    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7.
-
-    It makes one product for each image or row, because XLA:CPU would first move the maps' axes.
-    """
+    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7."""
+    # One product for each image or row, because XLA:CPU would first move the maps' axes.
     for axis in (1, 2):
         batch, side = x.shape[:axis], x.shape[axis]
         if side == _SIDE:

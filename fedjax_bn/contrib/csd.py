@@ -47,15 +47,12 @@ def csd(
       directions: number of specific classifiers, the rank minus one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
     objective = decomposed_objective(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if SPECIFIC in variables:
-            return variables
         # The authors' start, as N(mean, standard deviation): W_j and their biases from N(0, 0.1),
         # c from N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
@@ -67,7 +64,7 @@ def csd(
         )
         weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
         layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
-        return {**variables, SPECIFIC: layers, OWN: {"weights": weights}}
+        return {SPECIFIC: layers, OWN: {"weights": weights}} | variables
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
@@ -106,11 +103,8 @@ def decomposed_objective(learned: Learning, specific: float, penalty: float) -> 
 
 
 def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
-    """Returns the logits of the features, then of each unit vector, then of 0 (the bias).
-
-    This reads the weights of any affine classifier, whatever the names of its parameters.
-    """
+    """Returns the logits of the features, then of each unit vector, then of 0 (the bias)."""
     size = features.shape[-1]
-    # The last row is 0, whose logits are the bias alone.
+    # The last row is 0, whose logits are the bias alone; any affine classifier is read so.
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
+from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,
@@ -41,7 +41,6 @@ def ditto(
 
     Args:
       weight: lambda, strength of the pull, at least 0.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))

@@ -51,12 +51,11 @@ def fedadg(
 
     $g = G(u, y)$ with $u \sim U(0, 1)^F$
 
-    f are a sample's features and y its label. The features of all clients thus approach one
-    distribution, the generator's. A step moves the network, then D, then G, on the same batch. In
-    the first steps of a round, a fraction `alone` of them, only the network moves, by CE alone. G,
-    the collection `generator`, travels with the model: its outputs resemble features. D, the
-    collection `discriminator`, stays with its client whatever `share` is. The reported loss is CE.
-    With a = 1 it is FedAvg. A step costs an additional forward pass.
+    f are a sample's features and y its label. A step moves the network, then D, then G, on the same
+    batch. In the first steps of a round, a fraction `alone` of them, only the network moves, by CE
+    alone. G, the collection `generator`, travels with the model: its outputs resemble features. D,
+    the collection `discriminator`, stays with its client whatever `share` is. The reported loss is
+    CE. With a = 1 it is FedAvg. A step costs an additional forward pass.
 
     G reads (u, onehot y) by two dense layers, with leaky ReLU and ReLU. D projects f by a dense
     layer without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f,
@@ -65,9 +64,8 @@ def fedadg(
     Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours),
     the losses of D and G those for VLCS (src/localTrain.py). Differs from both: the network moves
     before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or 0.7
-    (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
-    network's rate; a client uploads its last state, not its best. The code for VLCS detaches G's
-    outputs, so that G never learns there; here it learns.
+    (PACS); CE is not smoothed; D and G have the network's rate, there 0.7 of it; a client uploads
+    its last state, not its best; G learns, which the code for VLCS prevents.
 
     Args:
       optimizer: the local optimizer of all three, each with a separate state.
@@ -76,7 +74,6 @@ def fedadg(
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.
-      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="fedadg", **options)
 
@@ -104,10 +101,8 @@ def fedadg(
         return gradient_step(differentiate(objective, (collection,)), optimizer, (collection,))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if GENERATOR in variables:
-            return variables
         widths, key = (hidden, projection, judging), stream(key, "generator and judge")
-        return {**variables, **_start(key, sizes_of(model, variables), *widths)}
+        return _start(key, sizes_of(model, variables), *widths) | variables
 
     return method_of(
         in_turn(

@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Load, Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
+from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -44,15 +44,13 @@ def fedala(
 
     Differs from the authors' code (TsingZ0/FedALA): W passes once over the epoch's batches in every
     round, where theirs reads 80 % of the samples, and in a client's second round repeats until its
-    loss stands still; the last layers are named modules, where theirs are the last arrays in the
-    model's order. An absent client keeps w_k and W, where theirs weighs and replaces its model in
-    every round; and theirs tests the weighted model before it trains.
+    loss stands still; the last layers are named modules, not the last arrays in the model's order;
+    an absent client keeps w_k and W; the trained model is tested, where theirs is before training.
 
     Args:
       rate: learning rate of W, at least 0; 1 as in the authors' code.
       names: modules whose parameters are weighed, such as "layer4_1,head"; "" for the classifier,
         see `models.classifier.only_head`.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, a module to weigh is frozen.
@@ -83,7 +81,7 @@ def _weighed(variables: Variables, weights: PyTree) -> Variables:
             return w
         if w is None:
             raise ValueError("fedala weighs a frozen module: give other modules by fedala.names")
-        # At weight 1 exactly w, which mine + (w - mine) is not.
+        # At weight 1 exactly w, which personal + (w - personal) is not.
         return w + (1 - weight) * (personal - w)
 
     trees = weights, variables["params"], variables[OWN]["model"]["params"]

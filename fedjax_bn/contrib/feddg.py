@@ -17,23 +17,24 @@ from fedjax_bn.arguments.ranges import (
     bounded,
 )
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
-from fedjax_bn.contrib.boundary import boundary_contrast
-from fedjax_bn.contrib.parts import (
-    changing_outputs,
-    collecting,
-    in_row,
-    require_images,
-    starting_with,
-)
-from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.contrib.parts import changing_outputs, exchanging, in_row, require_images
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
+from fedjax_bn.engine.masks import regions_of
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
+from fedjax_bn.models.cpu import max_pool
 from fedjax_bn.models.cpu.convolution import differentiated_twice
 from fedjax_bn.normalization.calls import network_name
 from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
+from fedjax_bn.task import masked_mean
+
+_TEMPERATURE = 0.05
+_WIDTH = 5  # of the band around a region, in pixels
+_NEVER = -1e30  # and not -inf, whose gradient would be NaN
 
 
 @bounded
@@ -60,18 +61,17 @@ def feddg(
 
     **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
-    which sends the amplitudes of all clients to every client. These are data, so the user must set
-    their number; with half 0 they are the means of single images. `traffic` counts an upload as
-    large as the bank of all K clients, although it contains only the client's own amplitudes. The
-    reported loss is F(w; x). Until another client has sent amplitudes, x' = x.
+    which sends those of all clients to every client. These are data, so the user must set their
+    number; with half 0 they are the means of single images. `traffic` counts an upload as the bank
+    of all K clients, although it has only the client's own. The reported loss is F(w; x). Until
+    another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
-    of regions (`contrib.boundary`), over both passes, in the map that the last layer reads.
+    of regions (`boundary_contrast`), over both passes, in the map that the last layer reads.
 
-    Defaults but `order` are those of the authors' released code, whose loader exchanges only the
-    means, as a whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and
-    `half`. The code is of first order (`order=1`, which costs less); the default is the paper's
-    objective, a function of w alone, and what our numbers were measured with.
+    Defaults but `order` are those of the authors' code, whose loader exchanges only the means, as a
+    whole (half 0 and l = 0), and which is of first order (`order=1`, which costs less). The paper
+    draws l ~ U(0, 1) in a small window: `drawn` and `half`.
 
     Differs from the code: clients send only the window, of images as they are trained on; x' is not
     clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
@@ -86,15 +86,14 @@ def feddg(
       clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
       boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
-      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: `spectra` is not set, or the model has no such map for the contrast.
     """
     if not spectra:
         raise ValueError(
-            "feddg sends amplitude spectra of every client's images to all other clients: set "
-            "their number (feddg.spectra=8), or use another method, such as fedavg"
+            "feddg sends amplitudes of every client's images to all others: set their number "
+            "(feddg.spectra=8), or use another method"
         )
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
@@ -107,18 +106,19 @@ def feddg(
         amplitudes = jnp.zeros((*shape, side, side, channels), dtype)
         return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
 
-    method = method_of(
+    method = exchanging(
         gradient_step(differentiate(objective), optimizer),
+        "known",
+        no_amplitudes,
         memory=lambda shared, personal: jnp.zeros((), bool),
         around=lambda client: _showing(client, learned, load, spectra, half),
-        server=collecting("known"),
         **federate_options,
     )
     shown = (
         f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
         "client to the server and to all other clients (feddg.spectra, feddg.half)"
     )
-    return starting_with(method, no_amplitudes)._replace(notes=(shown,))
+    return method._replace(notes=(shown,))
 
 
 def _episodic_objective(
@@ -198,10 +198,7 @@ def _in_other_styles(
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
-    """Returns the client that sends amplitudes of its first images when it first takes part.
-
-    The message has them in the client's row among all clients' rows, with ones in the same places.
-    """
+    """Returns the client that sends amplitudes of its first images when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         batch = load_first(load, batches, stream(key, "sent amplitudes"))
@@ -233,8 +230,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
 def low_amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
-    They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
-    values thus do not depend on the zero of the standardized images.
+    They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign.
     """
     return _signed(_spectrum(x, half)[1], half)
 
@@ -273,3 +269,62 @@ def _places(length: int, half: int) -> jax.Array:
 
 def _signed(low: jax.Array, half: int) -> jax.Array:
     return jnp.abs(low).at[:, half, half].set(low[:, half, half].real)
+
+
+def boundary_contrast(
+    maps: jax.Array, mask: jax.Array, valid: jax.Array, classes: int, *, nested: bool = False
+) -> jax.Array:
+    r"""Returns the contrast f[] of features on borders and around them, summed over regions.
+
+    $-\log(e^{s_{ij} / T} / (e^{s_{ij} / T} + \sum_n e^{s_{in} / T}))$
+
+    s is the cosine of two vectors, and T = 0.05. A vector is the mean of a map's features over the
+    places of one sample and kind: on a region's border, or in the band of 5 pixels around it. i and
+    j are different vectors of one kind, n are those of the other kind; the contrast of a region is
+    the mean over all pairs (i, j), as by NTXentLoss of pytorch_metric_learning in the authors' code
+    (liuquande/FedDG-ELCFS, train_ELCFS.py). Kinds that a sample lacks, and samples that do not
+    count, have no vector.
+
+    `maps` f[M, B, H, W, F] are the features of M passes over the same B samples; the mask
+    u8[B, H, W] has 255 for a pixel without a label; `classes` and `nested` as in `regions_of`.
+    """
+    dtype = promote(maps.dtype, jnp.float32)
+    places = _bands(mask, classes, nested, dtype) * valid.astype(dtype)[:, None, None, None]
+    count = places.sum((2, 3)).transpose(2, 0, 1)[:, :, None]  # f[regions, 2, 1, B]
+    sums = jnp.einsum("kbhwr,mbhwf->rkmbf", places, maps.astype(dtype))
+    has_pixels = jnp.broadcast_to(count > 0, sums.shape[:-1])
+    vectors = jnp.where(has_pixels[..., None], sums / jnp.maximum(count, 1)[..., None], 0)
+    shape = len(sums), 2, -1  # M B vectors of each kind
+    losses = jax.vmap(_contrast)(vectors.reshape(*shape, sums.shape[-1]), has_pixels.reshape(shape))
+    return losses.sum()
+
+
+def _bands(mask: jax.Array, classes: int, nested: bool, dtype: jnp.dtype) -> jax.Array:
+    """Returns f[2, B, H, W, regions], 1 on the border of a region, and 1 in the band around it."""
+    inside = regions_of(mask, classes, nested=nested)
+    outside = ~inside & (mask != UNLABELLED)[..., None]
+    border, band = inside.astype(dtype), inside.astype(dtype)
+    border *= _dilated(outside.astype(dtype))
+    for _ in range(_WIDTH):
+        band = _dilated(band)
+    return jnp.stack([border, band * outside.astype(dtype)])
+
+
+def _dilated(x: jax.Array) -> jax.Array:
+    """Returns the maximum of each pixel and its four neighbours, f[B, H, W, C]."""
+    down = max_pool(x, (3, 1), (1, 1), ((1, 1), (0, 0)))
+    return jnp.maximum(down, max_pool(x, (1, 3), (1, 1), ((0, 0), (1, 1))))
+
+
+def _contrast(vectors: jax.Array, has_pixels: jax.Array) -> jax.Array:
+    """Returns the contrast f[] of vectors f[2, N, F] of two kinds, of which some are known."""
+    # Bounded inside the root, so that the gradient is finite where a vector is 0.
+    squares = jnp.square(vectors).sum(-1, keepdims=True)
+    unit = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+    same = jnp.einsum("knf,kmf->knm", unit, unit) / _TEMPERATURE
+    across = jnp.einsum("knf,kmf->knm", unit, unit[::-1]) / _TEMPERATURE
+    across = jnp.where(has_pixels[::-1, None], across, _NEVER)
+    # The logarithm above, as a function of the differences alone.
+    losses = jax.nn.softplus(jax.nn.logsumexp(across, -1, keepdims=True) - same)
+    pairs = has_pixels[:, None] & has_pixels[..., None] & ~jnp.eye(has_pixels.shape[-1], dtype=bool)
+    return masked_mean(losses, pairs)

@@ -55,15 +55,13 @@ def fedfa(
     not, independently. With probability 0 it is FedAvg.
 
     The averages, the collection `feature_statistics`, travel with the model. Clients also send the
-    changes of their averages and the squares of these, from which the server computes the u of the
-    next round; it sends u to all clients.
+    changes of their averages and their squares, from which the server computes the next round's u.
 
-    The equations are the paper's. As in the authors' code (tfzhou/FedFA), variances over a batch
-    are unbiased, averages continue from the mean over clients (in the paper they start again at 0
-    and 1 in each round), and only redrawn batches enter them. Differs from the code: u is by
-    channel, as in the paper, where the code has one variance over clients and channels, so that its
-    g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
-    module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
+    As in the authors' code (tfzhou/FedFA), variances over a batch are unbiased, averages continue
+    from the mean over clients (in the paper they start again at 0 and 1 in each round), and only
+    redrawn batches enter them. Differs from the code: u is by channel, as in the paper, where the
+    code's g is always 1; u divides by the number of clients, not by one less; maps are redrawn
+    where a module ends, before a pooling, so that skip connections of a U-Net carry redrawn maps.
 
     Args:
       names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
@@ -71,7 +69,6 @@ def fedfa(
         paper; the ends of layer1 to layer4; a DenseNet's transitions; all batch norms.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, **options)
     plain = supervised(learned)

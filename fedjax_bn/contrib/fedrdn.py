@@ -9,14 +9,14 @@ import optax
 
 from fedjax_bn.arguments.ranges import Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
-from fedjax_bn.contrib.parts import collecting, in_row, require_images, starting_with
+from fedjax_bn.contrib.parts import exchanging, in_row, require_images
 from fedjax_bn.engine.backend import where_tree
-from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.engine.batches import blank_padding, first_epoch
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.sharing import MEASURED, PyTree, Variables, everything, keeping, without
@@ -43,23 +43,19 @@ def fedrdn(
     **It reveals means and deviations of images.** When a client first takes part, it measures m and
     s of all images of its first local epoch. It sends these 2 C numbers to the server, which sends
     those of all clients to every client. j is uniform over the clients that have sent theirs and
-    the client itself, so that in the first round every client uses its own. `traffic` counts an
-    upload as large as the numbers of all K clients, although it contains only the client's own.
+    the client itself, so that in the first round every client uses its own.
 
     An unseen client, and one that has not taken part yet, measures its own m and s on the images
     that it predicts: in a stream (`evaluate`, `predict`, `serve`, a predictor) on all images so
     far with those of the batch, in any other pass on each image alone. It sends nothing.
 
-    This follows the paper, which draws a pair for each image; the authors' code
-    (IAMJackYan/FedRDN) draws a mean and a deviation for each batch, independently. Differs from
-    both: clients may join later; deviations divide by the number of pixels, not by one less; a
-    constant channel is divided by 1, not by its deviation of 0.
+    This follows the paper; the authors' code (IAMJackYan/FedRDN) draws a mean and a deviation for
+    each batch, independently. Differs from both: clients may join later; deviations divide by the
+    number of pixels, not by one less; a constant channel is divided by 1, not by 0.
 
     Args:
       channels: C of the images that the model reads.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
-    load = options.get("load")
     learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -73,31 +69,25 @@ def fedrdn(
         loss, out = learned.trained(without(variables, MEASURED), images, batch, key)
         return loss, (loss, out.moved)
 
-    method = method_of(
+    method = exchanging(
         gradient_step(differentiate(objective), optimizer),
-        around=lambda client: _measuring(client, learned, load or look_up),
-        server=collecting("count"),
+        "count",
+        lambda variables, k: stack(_nothing(channels, parameter_dtype(variables)), k),
+        around=lambda client: _measuring(client, learned, options.get("load") or look_up),
         # Personal whatever `share` is.
         share=keeping(federate_options.pop("share", everything), MEASURED),
         start=start,
         **federate_options,
     )
-
-    def no_statistics(variables: Variables, num_clients: int) -> PyTree:
-        return stack(_nothing(channels, parameter_dtype(variables)), num_clients)
-
     shown = (
         "fedrdn sends the mean and deviation of each channel of each client's images to the server "
         "and to all other clients"
     )
-    return starting_with(method, no_statistics)._replace(notes=(shown,))
+    return method._replace(notes=(shown,))
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
-    """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`.
-
-    Without any, each image is normalized by its own.
-    """
+    """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`."""
     is_measured = tree["count"] > 0
     image_statistics = _statistics_of(images, tree["mean"])
     mean, std = (
@@ -108,10 +98,7 @@ def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
 
 
 def _follow(received: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
-    """Returns an unseen client's statistics with those of its next batch, see `models.hooks`.
-
-    Statistics that a client has measured in training (`received`) stay.
-    """
+    """Returns an unseen client's statistics with those of its next batch, see `models.hooks`."""
     valid = jnp.ones(len(images), bool) if valid is None else valid
     return where_tree(received["count"] > 0, received, _measure(so_far, images, valid))
 
@@ -175,19 +162,12 @@ def normalized_by_random_clients(
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """Returns the client that measures its images when it first takes part.
-
-    The message has its statistics in the client's row among all clients' rows.
-    """
+    """Returns the client that measures its images when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         before, source = received.personal[MEASURED], batches.get("source")
         # Later epochs have the same images.
-        steps = {
-            name: jax.tree.map(lambda leaf: leaf[: len(leaf) // client.epochs], leaf)
-            for name, leaf in batches.items()
-            if name != "source"
-        }
+        steps = without(first_epoch(batches, client.epochs), "source")
         keys = jax.random.split(stream(key, "image statistics"), len(steps["valid"]))
 
         def one(tracked: PyTree, inputs: tuple) -> tuple[PyTree, None]:

@@ -28,10 +28,10 @@ def fedrep(  # type: ignore[misc] # its own default
 ) -> FederatedMethod:
     """FedPer's sharing rule, with the personal parameters trained first, and then the shared ones.
 
-    A round of a client is `head_epochs` passes over the batches of its first local epoch, in which
-    its head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm
-    1 of the paper). Running statistics move in both. Each part has a fresh optimizer; with
-    `keep_optimizer` that of the second part is kept. The reported loss is the second part's.
+    A round is `head_epochs` passes over the batches of a client's first local epoch, in which its
+    head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm 1).
+    Running statistics move in both. Each part has a fresh optimizer; `keep_optimizer` keeps that of
+    the second part, whose loss is reported.
     FedPer itself is `fedavg` with `share=all_but_head(model)`.
 
     Args:
@@ -39,7 +39,6 @@ def fedrep(  # type: ignore[misc] # its own default
       head_epochs: passes in which the head trains, at least 0; 0 never trains it.
       share: the sharing rule, whose personal parameters are the head; by default
         `models.classifier.all_but_head(model)`.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="" if share else "fedrep", **options)
     objective = supervised(learned)

@@ -11,10 +11,10 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
 from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received

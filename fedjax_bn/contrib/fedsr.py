@@ -31,7 +31,6 @@ def fedsr(
     *,
     l2r: AtLeast0 = 0.01,
     cmi: AtLeast0 = 0.001,
-    squared: bool = False,
     noise: bool = True,
     **options: Unpack[Options],
 ) -> FederatedMethod:
@@ -55,9 +54,7 @@ def fedsr(
     Args:
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
-      squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; otherwise z = mu.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: `cmi` is above 0 without `noise`.
@@ -66,7 +63,7 @@ def fedsr(
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
     learned, federate_options = learning(model, classifier="fedsr", **options)
     trained = ("params", LATENT, *([REFERENCE] if cmi else []))
-    objective = simple_representation_objective(learned, l2r, cmi, squared=squared)
+    objective = simple_representation_objective(learned, l2r, cmi)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         sizes = sizes_of(model, variables)
@@ -88,9 +85,7 @@ def fedsr(
     )
 
 
-def simple_representation_objective(
-    learned: Learning, l2r: float, cmi: float, *, squared: bool = False
-) -> Objective:
+def simple_representation_objective(learned: Learning, l2r: float, cmi: float) -> Objective:
     """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -107,9 +102,9 @@ def simple_representation_objective(
         # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
         z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), draws[-1])
         lengths = jnp.square(z).sum(-1)
-        if not squared:  # gradient 0 at 0, where the root's gradient is infinite
-            positive = lengths > 0
-            lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, lengths, 1)), 0)
+        # Gradient 0 at 0, where the root's gradient is infinite.
+        positive = lengths > 0
+        lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, lengths, 1)), 0)
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
@@ -123,10 +118,7 @@ def simple_representation_objective(
 def _divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
-    r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
-
-    $\sum_d (\log r - \log(|C| s) + ((C s)^2 + (C \mu - m)^2) / (2 r^2) - 1/2)$
-    """
+    """Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v)."""
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
@@ -165,10 +157,7 @@ def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Arr
 def _draw(
     latent: PyTree, features: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns one draw of z, mu and s, f[B, F] each.
-
-    Without a deviation it returns mu, mu and None, and needs no key.
-    """
+    """Returns one draw of z, mu and s, f[B, F] each."""
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None

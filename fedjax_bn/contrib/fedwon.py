@@ -26,8 +26,7 @@ def fedwon(
     et al. 2021)
 
     The network is one of `fedjax_bn.models` with `norm="none"`, whose convolutions have scaled
-    weight standardization, or any other without batch norm. Only
-    the model travels. With clip 0 it is FedAvg.
+    weight standardization, or any other without batch norm. With clip 0 it is FedAvg.
 
     Differs from Brock et al.: the classifier is clipped too, because FedWon makes no exception.
 
@@ -35,7 +34,6 @@ def fedwon(
       model: images -> outputs, without batch norm, such as `ResNet18(norm="none")`.
       optimizer: the local optimizer, which gets the clipped gradient.
       clip: largest norm of a gradient relative to its weights, at least 0; 0 clips nothing.
-      **options: as in `fedavg`.
     """
     if clip:
         # Clipping comes first, so that momentum accumulates clipped gradients.

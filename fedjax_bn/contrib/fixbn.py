@@ -34,7 +34,6 @@ def fixbn(
     Args:
       from_round: number of FedAvg rounds before, at least 0; half of all rounds in HybridBN's
         code, as 10 is half of our default of 20.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
 

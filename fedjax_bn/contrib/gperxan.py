@@ -52,15 +52,12 @@ def gperxan(  # type: ignore[misc] # its own default
     spatial axes is a plain batch norm. The reported loss is the first term.
 
     Weight and first scores (1) are those of the authors' code (lhkhiem28/gPerXAN). Differs from it:
-    both scores come back from the server. There batch norm's score, whose name contains the
-    `batchnorm` that marks what stays, is averaged for the server's model, but each client continues
-    with its own.
+    both scores come back from the server, where its clients continue with their own of batch norm.
 
     Args:
       model: images -> logits, with at least one batch norm and one dense layer that classifies.
       weight: weight of the loss through the received head, at least 0.
       share: the sharing rule of the model's own collections.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)

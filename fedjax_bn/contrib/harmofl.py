@@ -48,24 +48,20 @@ def harmofl(  # type: ignore[misc] # its own default
 
     each step moves along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
 
-    When a client first takes part, it sends the mean f[C] of its own first batch. m, the collection
-    `amplitude`, is the plain mean over all clients that have sent theirs. Before any client has
-    sent one (in the first round), each client uses its own mean as m. A client thus also reveals
-    to the server one mean of its pixels for each channel, once. Clients have equal weights in a
-    round too (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
+    When a client first takes part, it reveals to the server the mean f[C] of its first batch, once.
+    m, the collection `amplitude`, is the plain mean over all clients that have sent theirs; in the
+    first round each client uses its own mean as m. Clients have equal weights in a round too
+    (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
 
     This follows the authors' code: its window of low frequencies has half side 0, the mean alone,
     and its running mean stays that of the first batch; the paper has a window and a momentum.
-    Differs from the code: clients may join later, where there all take part in the first round;
-    means are of what the model reads and keep their sign, which amplitudes lose (for images above 0
-    both are the same). The Dice that it prints is the mean over slices and over classes with the
-    background, and 0 for a class that neither mask has; ours is `engine.overlap.dice_and_iou`.
+    Differs from the code: clients may join later; means are of what the model reads and keep their
+    sign, which amplitudes lose.
 
     Args:
       rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: C of the images that the model reads.
       weigh: the weighing rule.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: `privacy` is given.

@@ -23,10 +23,8 @@ from fedjax_bn.methods.learning import (
 )
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
-from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, everything, join, path_names
+from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, everything, join, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -52,14 +50,12 @@ def hbn(
     and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are normalized
     by m_g and v_g. A round costs an additional forward pass.
 
-    The equations are those of the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN).
-    Differs from it: the moments are of all batches of the round, where it takes one batch of 64
-    samples; v is divided by n, not n - 1; tests normalize by m_g and v_g, where it measures m and v
-    again.
+    This follows the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN). Differs from
+    it: the moments are of all batches of the round, not of one with 64 samples; v is divided by n,
+    not n - 1; tests normalize by m_g and v_g, where it measures m and v again.
 
     Args:
       momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     load, frozen = options.get("load"), options.get("frozen")
     learned, federate_options = learning(model, **options)
@@ -69,8 +65,8 @@ def hbn(
         require_batch_norm("hbn", variables)
         if frozen and any(jax.tree.leaves(frozen(variables)[STATISTICS])):
             raise ValueError(
-                "hbn moves the running statistics of every batch norm, but frozen freezes some: "
-                "leave them out, as in sharing.at('layer1', statistics=False)"
+                "hbn moves all running statistics, but frozen freezes some: leave them out, as in "
+                "sharing.at('layer1', statistics=False)"
             )
         gate_free = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
@@ -91,10 +87,7 @@ def hbn(
 
 
 def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-    """Normalizes by the rule of `hbn`, with t as the layer's gate, and records hybrid moments.
-
-    The running statistics stay fixed; a pass outside training uses them alone.
-    """
+    """Normalizes by the rule of `hbn`, with t as the layer's gate, and records hybrid moments."""
     if not layer.training:
         return Statistics(layer.mean, layer.var)
     mean, var, count = moments(x, valid, layer.columns)
@@ -110,15 +103,11 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """Returns the client that first passes the round's data through the received model.
-
-    It sends layer -> {"mean", "square"} f[C] over the round's valid positions; zeros if there are
-    not any.
-    """
+    """Returns the client that first passes the round's data through the received model."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         variables, source = join(received.shared, received.personal), batches.get("source")
-        steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+        steps = without(batches, "source")
         keys = step_keys(stream(key, "moments of a round"), batches["valid"])
 
         def recorded(inputs: tuple) -> PyTree:
@@ -174,7 +163,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 def _keeping_shares(share: SharingRule) -> SharingRule:
     def rule(variables: Variables) -> PyTree:
         return jax.tree_util.tree_map_with_path(
-            lambda path, shared: shared and path_names(path)[-1] != GATE, share(variables)
+            lambda path, shared: shared and path[-1].key != GATE, share(variables)
         )
 
     return rule

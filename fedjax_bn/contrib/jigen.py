@@ -40,15 +40,13 @@ def jigen(
     does not predict classes. The reported loss is CE(class) on all images. With weight 0 and whole
     1 it is FedAvg.
 
-    Differs from the authors' code: the permutations are maps x -> a x + b of the field of nine
-    elements, any two of which agree in at most one place; tiles do not become grey; if a side is
-    not a multiple of three, its last pixels stay in place.
+    Differs from the authors' code: the permutations are those of `distant_orders`; tiles do not
+    become grey; if a side is not a multiple of three, its last pixels stay in place.
 
     Args:
       weight: weight of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays whole, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: their number P, from 1 to 71; 30 in the authors' scripts.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
@@ -58,22 +56,19 @@ def jigen(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         order_key, whole_key = jax.random.split(stream(key, "puzzles"))
-        shape = (len(images),)
+        shape, head = (len(images),), variables[COLLECTION]
         order = jax.random.randint(order_key, shape, 0, len(table), jnp.int32)
         order = jnp.where(jax.random.bernoulli(whole_key, whole, shape), 0, order)
         shuffled = shuffle_tiles(images, jnp.asarray(table)[order])
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, shuffled, batch, key, wanted=["features"])
-        head = variables[COLLECTION]
         guess = out.features @ head["kernel"] + head["bias"]
         return loss + weight * cross_entropy(guess, order, batch["valid"]), (loss, out.moved)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if COLLECTION in variables:
-            return variables
         sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
         head = draw_dense(key, sizes.features, permutations + 1, sizes.dtype)
-        return {**variables, COLLECTION: head}
+        return {COLLECTION: head} | variables
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)

@@ -62,10 +62,10 @@ def l2d(
     not predict. The reported loss is CE. A step costs four passes.
 
     Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify: train.py,
-    utils/util.py). Differs from it: the stylist has one scale and shift for each channel, so that
-    images of any size fit, where theirs are maps for 224 pixels; its sigmoid is standardized by 0.5
-    and 0.5; z are the model's own features, where theirs are drawn from N(mu, 0.04 v) and read by
-    the classifier; CLUB is the mean over all pairs, where theirs takes one random pairing.
+    utils/util.py). Differs from it: the stylist's scales and shifts are by channel, where theirs
+    are maps for 224 pixels; its sigmoid is standardized by 0.5 and 0.5; z are the model's own
+    features, where theirs are drawn from N(mu, 0.04 v) and read by the classifier; CLUB is the mean
+    over all pairs, not of one random pairing.
 
     Args:
       optimizer: the local optimizer of the model and of the layers of mu and v.
@@ -75,7 +75,6 @@ def l2d(
       leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
       rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
       channels: C of the images that the model reads.
-      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
@@ -96,14 +95,12 @@ def l2d(
         step = in_turn(step, second)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if STYLIST in variables:
-            return variables
         stylist_key, layers_key = jax.random.split(stream(key, "stylist"))
         sizes, layers = sizes_of(model, variables), {}
         for name, layer_key in zip(("mean", "logs"), jax.random.split(layers_key), strict=True):
             layers[name] = draw_dense(layer_key, sizes.features, sizes.features, sizes.dtype)
         stylist = draw_stylist(stylist_key, channels, parameter_dtype(variables))
-        return {**variables, STYLIST: stylist, LIKELIHOOD: layers}
+        return {STYLIST: stylist, LIKELIHOOD: layers} | variables
 
     return method_of(step, start=start, **federate_options)
 
@@ -168,8 +165,7 @@ def class_discrepancy(
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, averaged over the batch's classes.
 
-    The width of a class's kernels is the mean squared distance of two different vectors among its
-    z and z' (the authors' `conditional_mmd_rbf`).
+    A class's kernels are as wide as the mean squared distance of two of its vectors z and z'.
     """
     z_pairs = jnp.concatenate([z, styled])
     far = squared_distances(z_pairs, z_pairs)

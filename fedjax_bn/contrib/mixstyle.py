@@ -40,10 +40,8 @@ def mixstyle(
 
     Mean and deviation are over the positions of each sample's channel and pass no gradient. j is
     another valid sample of the client's batch; l is one number for each sample. Each named place
-    mixes or not, independently. Only the model travels. With probability 0 it is FedAvg.
-
-    This is the paper's random mixing. Its other form, with partners from another domain, needs
-    batches with several domains, and a client has one.
+    mixes or not, independently. With probability 0 it is FedAvg. This is the paper's random mixing;
+    partners from another domain need batches with several domains, and a client has one.
 
     Args:
       model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
@@ -53,7 +51,6 @@ def mixstyle(
         batch norms that see maps, our choice.
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
-      optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     plain = supervised(learned)

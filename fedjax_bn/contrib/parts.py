@@ -1,4 +1,9 @@
-"""Parts of several methods: dense layers, places in a network, distances, rows of all clients."""
+"""Parts of several methods: layers, places in a network, distances, own models, clients' rows.
+
+A client's own model beside the one that it shares is the collection `own`, see `models.hooks`:
+{"model": collections, "present": f[] of 1, ...}. It stays with its client, which predicts with it;
+an unseen client, which receives zeros, predicts with the shared model.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -7,11 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, equal_messages
+from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
 from fedjax_bn.arguments.text import names_in
+from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, LocalStep
+from fedjax_bn.methods.learning import method_of
 from fedjax_bn.normalization.calls import Call, intercepting
-from fedjax_bn.sharing import STATISTICS, PyTree, Variables, path_names
+from fedjax_bn.sharing import FROZEN, OWN, STATISTICS, PyTree, Variables, path_names, without
+from fedjax_bn.state import Received
 
 # Where the first stages of a residual and of a densely connected network end.
 _STAGES = (
@@ -42,14 +51,10 @@ def stages_of(
 ) -> dict[str, int]:
     """Returns path -> channels of the modules that `names` means, without computing anything.
 
-    Args:
-      method: its name, for messages.
-      variables: a model's collections; only shapes count.
-      names: modules such as "norm1,norm2"; "layer1" means the last module with that name or with
-        a name that begins with "layer1_". "" means the first tuple of `ends` that the model has, or
-        all batch norms if it has none of them.
-      ends: tuples of modules, by default the ends of the stages layer1, layer2 and layer3 of a
-        residual network, and the convolutions of a DenseNet's transitions.
+    In names such as "norm1,layer1", "layer1" means the last module with that name or with a name
+    that begins with "layer1_". "" means the first tuple of `ends` that the model has, or all batch
+    norms if it has none of them. By default these are the ends of the stages layer1 to layer3 of a
+    residual network, and the convolutions of a DenseNet's transitions.
 
     Raises:
       ValueError: there is no such module, or no batch norm to choose.
@@ -99,10 +104,7 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
 
 
 def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
-    """Returns a context in which `change(name, output f[B, ..., C])` replaces outputs of modules.
-
-    `places` are the paths of these modules, such as "layer1_1".
-    """
+    """Returns a context in which `change(name, output f[B, ..., C])` replaces modules' outputs."""
 
     def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output, name = function(*args, **kwargs), "/".join(call.path)
@@ -148,11 +150,14 @@ def in_row(client: jax.Array | int, rows: jax.Array, value: jax.Array | int) -> 
     return jnp.zeros_like(rows).at[client].set(value)
 
 
-def collecting(mark: str) -> ServerUpdate:
-    """Returns averaging by a server that keeps a row of each client and sends the rows to all.
+def exchanging(
+    step: LocalStep, mark: str, rows_of: Callable[[Variables, int], PyTree], **options: Any
+) -> FederatedMethod:
+    """Returns `method_of(step, **options)` whose server keeps a row of each client, and sends all.
 
-    A message has the leaves of the rows, each with the client's row among zeros, and in the leaf
-    `mark` f[K] or f[K, N] ones where the client sends something.
+    A message has the leaves of the rows, each with the client's row among zeros (`in_row`), and in
+    the leaf `mark` f[K] or f[K, N] ones where the client sends something. The server first sends
+    `rows_of(variables, num_clients)`.
     """
 
     def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
@@ -165,13 +170,8 @@ def collecting(mark: str) -> ServerUpdate:
 
         return {name: renewed(rows, aggregate.message[name]) for name, rows in sent.items()}
 
-    return averaging(renew=renew, message_weight=equal_messages)
-
-
-def starting_with(
-    method: FederatedMethod, rows_of: Callable[[Variables, int], PyTree]
-) -> FederatedMethod:
-    """Returns the method whose server first sends `rows_of(variables, num_clients)`."""
+    server = averaging(renew=renew, message_weight=equal_messages)
+    method = method_of(step, server=server, **options)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         state = method.init(key, variables, num_clients)
@@ -179,3 +179,32 @@ def starting_with(
         return state._replace(server=ServerState(sent=rows_of(variables, num_clients)))
 
     return method._replace(init=init)
+
+
+def with_own_model(variables: Variables, **collections: PyTree) -> Variables:
+    """Returns the variables with an own model that equals the shared one, and more of its own."""
+    variables = without(variables, OWN)
+    present = jnp.ones((), parameter_dtype(variables))
+    return {**variables, OWN: {"model": variables, "present": present, **collections}}
+
+
+def with_model(variables: Variables, model: Variables, **collections: PyTree) -> Variables:
+    """Returns the variables with another own model, of which frozen leaves are left out."""
+    model = without(model, OWN, FROZEN)
+    return {**variables, OWN: {**variables[OWN], "model": model, **collections}}
+
+
+def of_shared(step: LocalStep) -> LocalStep:
+    """Returns the step of the shared model, which neither sees nor changes `own`."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        trained, state, loss = step.update(without(variables, OWN), state, batch, received, key)
+        return {**trained, OWN: variables[OWN]}, state, loss
+
+    return LocalStep(
+        lambda variables: step.init(without(variables, OWN)),
+        update,
+        lambda variables, *arguments: step.check(without(variables, OWN), *arguments),
+    )

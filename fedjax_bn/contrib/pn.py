@@ -26,11 +26,10 @@ def pn(
     m and v are the model's running statistics: the optimizer moves them with the weights, the
     server averages them with the weights, and they normalize predictions. They start at the model's
     values, 0 and 1 in a new one. A sample does not depend on the others of its batch, so that
-    batches of one image train. Only the model travels.
+    batches of one image train.
 
-    This follows the program of FL-MedSegBench (`models_dict/unet2d.py`), because only the paper's
-    abstract was at hand. Differs from it: v is at least 0, where theirs may become negative and the
-    output NaN. Both lack the noise that the paper adds where batches are large.
+    This follows the program of FL-MedSegBench (`models_dict/unet2d.py`). Differs from it: v is at
+    least 0, where theirs may become negative. Both lack the paper's noise for large batches.
 
     Args:
       model, optimizer, **options: as in `fedavg`; the optimizer sees {"params", "batch_stats"}.

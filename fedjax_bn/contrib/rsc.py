@@ -36,12 +36,11 @@ def rsc(
 
     This is DomainBed's form (Gulrajani & Lopez-Paz 2021), which mutes the classifier's input; the
     authors' form mutes cells or channels of the last map. Differs from DomainBed: numbers are the
-    fractions rounded down, where it takes all values at or above a percentile, up to one more.
+    fractions rounded down, not all values at or above a percentile.
 
     Args:
       features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)

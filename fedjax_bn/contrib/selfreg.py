@@ -50,15 +50,12 @@ def selfreg(
     Args:
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
     objective = self_regularized_objective(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if COLLECTION in variables:
-            return variables
         sizes, layers = sizes_of(model, variables), {}
         wide = sizes.features if sizes.features == _WIDE else 2 * sizes.features
         widths = (sizes.features, wide, wide, sizes.features)
@@ -70,7 +67,7 @@ def selfreg(
                 "scale": jnp.ones(widths[i + 1], sizes.dtype),
                 "bias": jnp.zeros(widths[i + 1], sizes.dtype),
             }
-        return {**variables, COLLECTION: layers}
+        return {COLLECTION: layers} | variables
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)

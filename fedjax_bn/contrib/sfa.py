@@ -29,14 +29,12 @@ def sfa(
 
     $f' = a f + b$ with $a \sim N(1, scale^2)$ and $b \sim N(0, shift^2)$ by sample and feature
 
-    Only the model travels. With both deviations 0 it is FedAvg. We found no authors' code to
-    compare with; to our knowledge both deviations are 1 in the paper's simple form. Its other form,
-    SFA-A, which uses the covariance of each class, is not available here.
+    With both deviations 0 it is FedAvg. We found no authors' code; to our knowledge both deviations
+    are 1 in the paper's simple form. Its other form, SFA-A, is not available here.
 
     Args:
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     if learned.task.segments:  # refused here, while the outputs of other tasks may be dense

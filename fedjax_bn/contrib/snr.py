@@ -57,22 +57,18 @@ def snr(
     reported loss is CE.
 
     Defaults are those of the authors' code (microsoft/SNR, MIT). Differs from it: batch norms
-    train, where theirs keep ImageNet's statistics. The loss uses no domain labels, so it suits
-    clients with one domain.
+    train, where theirs keep ImageNet's statistics.
 
     Args:
       weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
       names: modules whose outputs are restored, see `contrib.parts.stages_of`. "" means the first
         that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
         transitions; all batch norms that see maps.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        if COLLECTION in variables:
-            return variables
         places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
         layers, heads, key = {}, {}, stream(key, "restitution")
         for name, size in places.items():
@@ -81,7 +77,7 @@ def snr(
             layer_key, head_key = jax.random.split(place_key)
             layers[name] = _draw_layer(layer_key, size, sizes.dtype)
             heads[name] = draw_dense(head_key, size, sizes.classes, sizes.dtype)
-        return {**variables, COLLECTION: layers, HEADS: heads}
+        return {COLLECTION: layers, HEADS: heads} | variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
@@ -145,8 +141,7 @@ def _restoring(
 def restore_style(layer: PyTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns x+ of a map f[B, ..., C] in at least float32, and the means of n, x+, x- f[3, B, C].
 
-    For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
-    only the map's mean, and x+ is an affine map of x.
+    x+ is an affine map of x: the gate needs only the map's mean, because that of n is its bias.
     """
     # At least float32: moments of 16-bit maps would lose their digits.
     x = x.astype(promote(x.dtype, jnp.float32))

@@ -1,8 +1,6 @@
 """Code for XLA:CPU, and the one place that determines the platform of a traced program.
 
-`models.cpu`, `normalization.arithmetic` and the mapping `auto` call `on_cpu`; on other backends
-they are plain XLA. They call it while a program is traced, before JAX knows for which platform it
-lowers the program.
+It is asked while a program is traced, before JAX knows for which platform it lowers the program.
 """
 
 from collections.abc import Callable
@@ -17,8 +15,6 @@ from fedjax_bn.engine.dtypes import promote
 
 PyTree = Any
 _LANES = 128  # of a TPU; a narrower matrix gains nothing by a product
-
-
 # Part of the keys of JAX's trace cache, so that a trace is never reused for another platform.
 _traced_for = jax.make_user_context(None)
 
@@ -30,8 +26,7 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
     Without it a program exported on a machine without accelerator has the kernels for CPU, which
-    are correct on every platform but slow on others. Platforms beside "cpu", such as "cuda" or
-    "tpu", need not exist here: nothing is moved to their devices.
+    are slow on other platforms. Platforms such as "cuda" or "tpu" need not exist here.
     """
     return _traced_for(platform)
 
@@ -77,8 +72,7 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
 
     LLVM optimizes less, and the numbers are the same. `options` are further arguments of `jax.jit`.
     """
-    if _less_optimized():
-        options = {"compiler_options": _less_optimized()} | options
+    options = {"compiler_options": _less_optimized() or None} | options
     compiled = jax.jit(function, **options)
 
     def call(*arguments: PyTree) -> PyTree:

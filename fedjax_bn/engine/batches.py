@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.engine.inputs import class_labels, known_labels
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.sharing import Variables, join, without
 
 PyTree = Any
 Batches = dict[str, PyTree]
@@ -88,9 +88,8 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
 
 def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
     """Returns the steps of one client's first local epoch of E, one or more times in a row."""
-    # The source has no axis S.
-    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
     count = batches["valid"].shape[0] // epochs
+    steps = without(batches, "source")  # which has no axis S
     return batches | jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
 
 
@@ -113,14 +112,13 @@ class Admission:
             return None, True
         inputs = batches["image"], batches.get("source")
         form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
-        if is_traced := form in self._numbers:
-            return self._numbers[form], is_traced
-        rows = batches["valid"].ndim - 2  # 1 for the axis of the clients
-        variables = join(_shapes(shared), _shapes(personal, rows))
-        read = (*REQUIRED, "source")
-        client_shapes = {name: _shapes(batches[name], rows) for name in read if name in batches}
-        # Computed from shapes, which costs one trace of the model's forward pass for each shape.
-        self._numbers[form] = self._classes(variables, client_shapes)
+        is_traced = form in self._numbers
+        if not is_traced:
+            rows = batches["valid"].ndim - 2  # 1 for the axis of the clients
+            variables = join(_shapes(shared), _shapes(personal, rows))
+            read = {name: batches[name] for name in (*REQUIRED, "source") if name in batches}
+            # Computed from shapes, which costs one trace of the model's forward pass.
+            self._numbers[form] = self._classes(variables, _shapes(read, rows))
         return self._numbers[form], is_traced
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
@@ -159,13 +157,11 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 
 def _readable(array: Any, is_traced: bool) -> bool:
-    """Returns whether an array can be read on the host without delaying a round.
-
-    Before the first round of a shape, waiting costs nothing: a program must be compiled anyway.
-    """
+    """Returns whether an array can be read on the host without delaying a round."""
     if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
         return False
     if isinstance(array, np.ndarray):
         return True
+    # Before the first round of a shape waiting costs nothing: a program must be compiled anyway.
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not is_traced or ready)

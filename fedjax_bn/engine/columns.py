@@ -1,11 +1,10 @@
 """Narrow maps on TPU: neighbouring columns share the lanes of a vector register.
 
-A TPU stores and computes the channels of a position in rows of 128 lanes. With 64 channels half of
-each row is empty, in every pass over a map and in every matrix product. Therefore two neighbouring
-columns of such a map are stored as one with twice the channels, f[B, H, W, C] as f[B, H, W / 2,
-2 C]. A convolution has its kernel at as many places of a larger kernel, and zeros elsewhere.
-Modules pack what they read and unpack what they return, and XLA removes an unpacking that meets a
-packing.
+A TPU stores and computes the channels of a position in rows of 128 lanes, of which 64 channels
+fill one half. Therefore two neighbouring columns of such a map are stored as one with twice the
+channels, f[B, H, W, C] as f[B, H, W / 2, 2 C]. A convolution has its kernel at as many places of a
+larger kernel, and zeros elsewhere. Modules pack what they read and unpack what they return, and XLA
+removes an unpacking that meets a packing.
 """
 
 import math
@@ -18,16 +17,13 @@ from jax import lax
 from fedjax_bn.engine.backend import on_tpu
 
 _LANES = 128
-# A choice: pairs were compiled for maps of 12.8 million values, whose cycles they halve. Small maps
-# have no cycles to spare for larger kernels.
-_VALUES = 2**20
+_VALUES = 2**20  # of a map; smaller ones have no cycles to spare for larger kernels
 
 
 def fitting(shape: Sequence[int]) -> int:
     """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1.
 
-    Two columns are packed if they fill the lanes better than one, and if the map is large. More
-    columns of narrower maps cost more by the zeros of their kernels than they gain.
+    Two columns are packed if they fill the lanes better than one, and if the map is large.
     """
     (*_, width, channels), half = shape, _LANES // 2
     large = math.prod(shape) >= _VALUES

@@ -1,16 +1,14 @@
 """Maps a function of one client over all clients, on one device or on a mesh of devices.
 
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
-speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
-grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and
-GPU it is n at a time, by the network's size.
+results only by the order of sums. On CPU `vmap` over per-client kernels makes grouped convolutions,
+which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and GPU it is n at a time,
+by the network's size.
 
-A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
-which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
-strategy applies inside `jax.shard_map`: `vmap` over a sharded axis would gather arrays, and `map`
-would train every client on every device. A second axis, "batch", divides the samples of a client's
-batches. XLA inserts the reductions over that axis, for statistics of batch norms, losses and
-gradients of any order, so that results equal those of one device up to the order of sums.
+A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
+Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
+a sharded axis would gather arrays, and `map` would train every client on every device. A second
+axis, "batch", divides the samples of a client's batches; XLA inserts the reductions over it.
 """
 
 import functools
@@ -102,12 +100,7 @@ def map_and_sum(
 
 
 def _clients_that_fit(program: Any, num_clients: int) -> int:
-    """Returns how many of the clients of a device an accelerator trains at once.
-
-    `program` is the jaxpr of one client's training; its loop over local steps is the one with the
-    largest results of convolutions and matrix products. The rule for a TPU rests on the compiler's
-    estimates, that for a GPU on times of an H200 (`benchmarks/README.md`).
-    """
+    """Returns how many of the clients of a device an accelerator trains at once."""
     carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
     # Clients together fill a TPU's vector registers better than one, but what they train has to
     # fit into a core's fast memory, and nothing is gained if the maps of one are large.
@@ -116,8 +109,8 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
     else:
         # Clients together start fewer kernels, but their convolutions become grouped ones, which a
         # GPU computes slowly for large maps and in 16 bits.
-        maps = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
-        if sum(map(_bytes, maps)) > _SMALL or any(x.dtype.itemsize < 4 for x in maps):
+        maps = _results(program, ("conv_general_dilated",))
+        if sum(map(_bytes, maps)) > _SMALL or any(x.aval.dtype.itemsize < 4 for x in maps):
             return 1
         most_clients = _ROOM // max(products, 1)
     most_clients = max(1, min(most_clients, num_clients))
@@ -127,39 +120,36 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
 
 
 def _loops(program: Any) -> Iterator[tuple[int, int]]:
-    """Yields what each scan carries and the results of its products, in bytes, at any depth."""
-    for equation in program.eqns:
+    """Yields what each scan carries and the results of its products, in bytes."""
+    for equation in _operations(program):
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
             # A carry leaves the loop as its body returns it; other results are stacked over steps.
             pairs = zip(equation.outvars, body.outvars, strict=True)
             carry = [inner for outer, inner in pairs if outer.aval.shape == inner.aval.shape]
-            results = _results(body, ("conv_general_dilated", "dot_general"))
-            yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
-        for inner in _inside(equation):
-            yield from _loops(inner)
+            products = _results(body, ("conv_general_dilated", "dot_general"))
+            yield sum(map(_bytes, carry)), sum(map(_bytes, products))
 
 
-def _results(program: Any, names: tuple[str, ...]) -> Iterator[Any]:
-    """Yields what the operations of these names return, at any depth."""
+def _results(program: Any, names: tuple[str, ...]) -> list[Any]:
+    """Returns what the operations of these names return."""
+    chosen = (x for x in _operations(program) if x.primitive.name in names)
+    return [result for equation in chosen for result in equation.outvars]
+
+
+def _operations(program: Any) -> Iterator[Any]:
+    """Yields the operations of a program at any depth, such as those of a loop's body."""
     for equation in program.eqns:
-        if equation.primitive.name in names:
-            yield from equation.outvars
-        for inner in _inside(equation):
-            yield from _results(inner, names)
+        yield equation
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    yield from _operations(inner)
 
 
-def _inside(equation: Any) -> Iterator[Any]:
-    """Yields the programs in an operation's parameters, such as the body of a loop."""
-    for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            program = getattr(part, "jaxpr", part)
-            if hasattr(program, "eqns"):
-                yield program
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -187,10 +177,7 @@ def check_strategy(clients: str, num_clients: int | None = None) -> None:
     """Raises ValueError for an unknown strategy, or more clients at once than there are."""
     count = _at_once(clients)
     if num_clients and count and count > num_clients:
-        raise ValueError(
-            f"clients={clients!r} asks for {count} clients at a time, but there are {num_clients}: "
-            f"use 'vmap:at_once={num_clients}' or less"
-        )
+        raise ValueError(f"clients={clients!r} is too many: use vmap:at_once={num_clients} or less")
 
 
 def _at_once(clients: str) -> int | None:
@@ -261,12 +248,6 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
     sampled = {name: pad_rows(batches[name], size, axis=2) for name in ("image", "label", "valid")}
     # From this constraint XLA derives how to divide all that is computed from the samples.
     return batches | jax.lax.with_sharding_constraint(sampled, over)
-
-
-def divides_clients(mesh: Mesh | None) -> bool:
-    """Returns whether clients are spread over devices and each client's samples over several."""
-    sizes = {} if mesh is None else mesh.shape
-    return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
 
 
 def place_on_mesh(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:

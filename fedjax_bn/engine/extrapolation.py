@@ -26,17 +26,14 @@ def risk_extrapolation(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
-    Only clients with at least one sample count. With eta = 0 the risks have no effect.
+    Only clients with at least one sample count. A client with samples whose risk is not finite, or
+    below the least normal number (about 1.2e-38 in float32), gets NaN: the round then changes
+    nothing, and a run stops by `check_risks`.
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
       solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
         same weights to about 1e-6 and calls the host.
-
-    Returns:
-      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A client
-      with samples whose risk is not finite, or below the least normal number (about 1.2e-38 in
-      float32), gets NaN: the round then changes nothing, and a run stops by `check_risks`.
     """
     solve = equal_risks if solver == "closed_form" else _solve_on_host
 
@@ -55,20 +52,15 @@ def risk_extrapolation(
     return rule
 
 
-def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh.
-
-    The message has its name, by default "client 0" and so on.
-    """
+def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
+    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh."""
     floor = float(jnp.finfo(jnp.result_type(float)).tiny)
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
     if unusable.any():
         k = int(np.flatnonzero(unusable)[0])
-        who = names[k] if names else f"client {k}"
         raise ValueError(
-            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}; the mean training loss "
-            f"of a last local epoch must be finite and at least {floor:.3g}: use another weighing "
-            "rule, such as by_size"
+            f"the risk of {names[k]} is {float(risks[k]):g}, and must be finite and at least "
+            f"{floor:.3g}: use another rule than risk_extrapolation, such as by_size"
         )
 
 

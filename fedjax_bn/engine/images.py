@@ -17,10 +17,9 @@ _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits
 def impossible_samples(
     shape: Sequence[int], dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> str:
-    """Returns which part of the stated form of stored samples is impossible, or "".
+    """Returns the part of stored samples' form that is impossible: "shape", "dtype", "mean or std".
 
-    `shape` and `dtype` are of one sample, `mean` and `std` as `standardize` takes them. The answer
-    is "shape", "dtype" or "mean or std".
+    "" if all is possible; `shape` and `dtype` are of one sample.
     """
     channels = {len(mean), len(std)}
     right = channels <= {1, *shape[-1:]} and all(abs(x) <= _MOST for x in (*mean, *std))

@@ -1,12 +1,8 @@
 """Checks images, labels and random keys, with the same error messages for every caller.
 
-    images   bytes (uint8), which methods standardize, or floats of any width, read as they are;
-             channels last
-    labels   one class a sample, counted from 0: integers, or floats that are whole numbers
-    key      a random key of JAX, `jax.random.key(0)` or the older `jax.random.PRNGKey(0)`
-
-Values are checked on the host if arrays can be read there. Inside a program, a label outside the
-classes makes its sample invalid.
+Images are bytes (uint8), which methods standardize, or floats of any width, read as they are, with
+channels last. Labels are one class a sample, counted from 0: integers, or floats that are whole
+numbers. Inside a program, a label outside the classes makes its sample invalid.
 """
 
 from typing import Any
@@ -65,10 +61,8 @@ def _holds_bytes(images: np.ndarray) -> bool:
 def as_images(images: Any, place: str = "images") -> np.ndarray:
     """Returns images [N, ...] in the dtype in which they are stored: uint8, float32 or float64.
 
-    16-bit floats become float32; so does float64, unless JAX has float64 switched on.
-
-    Raises:
-      ValueError: as in `check_images`.
+    16-bit floats become float32; so does float64, unless JAX has float64 switched on. Raises the
+    errors of `check_images`.
     """
     images = np.asarray(images)
     check_images(images, place)
@@ -79,32 +73,26 @@ def as_images(images: Any, place: str = "images") -> np.ndarray:
 
 
 def class_labels(
-    labels: np.ndarray,
-    place: str,
-    classes: int | None = None,
-    first: int = 0,
-    valid: np.ndarray | None = None,
+    labels: np.ndarray, place: str, classes: int | None = None, valid: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns labels that are counted from `first` as i32[N] counted from 0.
+    """Returns labels, counted from 0, as i32[N].
 
-    Integers of any width, and floats that are exactly whole numbers, [N] or with the shape of
-    `valid` (bool, the labels that count; by default all). Error messages begin with `place`, the
-    file and its part. `classes` is how many there are, None for any number, and `first` the label
-    of the first class.
+    They are integers or whole floats, [N] or with the shape of `valid` (bool, the labels that
+    count; by default all); `classes` is how many there are, None for any number.
 
     Raises:
-      ValueError: another dtype or shape, or a label that is not a whole number or out of range.
+      ValueError: another dtype or shape, or a label that is not a whole number or out of range;
+        the message begins with `place`.
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
-    end = first + (2**31 if classes is None else classes)
-    counted = f"counted from {first}" if classes is None else f"in {first}..{end - 1}"
-    allowed = f"whole numbers {counted}"
+    end = 2**31 if classes is None else classes
+    allowed = "whole numbers " + ("counted from 0" if classes is None else f"in 0..{end - 1}")
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
     # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
-    right = (values >= first) & (values < end)
+    right = (values >= 0) & (values < end)
     if floating:
         right &= np.floor(values) == values
     if valid is not None:
@@ -116,7 +104,7 @@ def class_labels(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
     with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
-        return (labels.astype(np.int64) - first).astype(np.int32)
+        return labels.astype(np.int64).astype(np.int32)
 
 
 def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:
@@ -149,11 +137,7 @@ def known_labels(
 
 
 def random_key(key: Any) -> jax.Array:
-    """Returns a random key; wraps a legacy key, uint32 words as from `jax.random.PRNGKey`.
-
-    Raises:
-      ValueError: `key` is not a random key, or holds more than one.
-    """
+    """Returns a random key, also of a legacy key (`jax.random.PRNGKey`); ValueError for others."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
         return key

@@ -1,9 +1,8 @@
 """Named streams of random keys, and the constants with which a key is folded to make them.
 
 Each use of a key has its own stream, so that a method draws the same batches and dropout with and
-without another use. The constants fix the numbers of every run with a seed: a new stream needs a
-new constant. Those of 2^31 or more are for keys that are also folded with counts (clients, rounds,
-rows), which stay below 2^31.
+without another use. A new stream needs a new constant. Those of 2^31 or more are for keys that are
+also folded with counts (clients, rounds, rows), which stay below 2^31.
 """
 
 import jax

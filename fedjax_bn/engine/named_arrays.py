@@ -25,9 +25,7 @@ def names_of(tree: PyTree) -> list[str]:
 
 
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
-    """Returns the tree with the structure of `like` whose leaves are the arrays of their names.
-
-    `like` is a tree of arrays or `jax.ShapeDtypeStruct`s; the returned tree has NumPy arrays.
+    """Returns the tree of NumPy arrays with the structure of `like`, of arrays or their shapes.
 
     Raises:
       ValueError: a name is missing or unknown, or an array has another shape or dtype.

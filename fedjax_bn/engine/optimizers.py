@@ -1,4 +1,4 @@
-"""Local optimizers over rounds: rates by round, masks, and checks of what cannot work.
+"""Local optimizers over rounds: rates by round, masks, response, and checks of what cannot work.
 
 An optax transformation counts steps in its own state. A client's state starts afresh each round,
 unless the client keeps it (`keep_optimizer`). The federation therefore gives it the round: every
@@ -6,7 +6,7 @@ local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimi
 optax passes extra arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.text import one_line
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
-_SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
-# Others that count their own steps; the state of a scheduled weight decay has no public name.
+# States that count their own steps; that of a scheduled weight decay has no public name.
 _COUNTING = (
-    *_SCHEDULED,
+    optax.ScaleByScheduleState,
+    optax.InjectStatefulHyperparamsState,
     type(jax.eval_shape(optax.add_decayed_weights(optax.constant_schedule(0.0)).init, 0.0)),
     optax.AddNoiseState,
     optax.ConditionallyMaskState,
@@ -54,11 +54,10 @@ def by_round(
 
     For a rate that depends on the round and on its step, use a schedule inside: `by_round(lambda
     round: optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each
-    round; with `keep_optimizer` it counts all steps that the client has made. The round is compiled
-    once for all rounds.
+    round; with `keep_optimizer` it counts all steps that the client has made.
 
-    `make(round)` returns the optimizer of a round, i32[] from 0 and traced; the structure of its
-    state must not depend on the round.
+    `make(round)` returns the optimizer of a round, i32[] from 0 and traced, so that all rounds are
+    one program; the structure of its state must not depend on the round.
     """
 
     def init(params: PyTree) -> _InRound:
@@ -102,21 +101,6 @@ def descend(
     return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
-def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
-    """Returns whether masks or labels make the optimizer treat parameters differently."""
-    state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
-    return _holds(state, _BY_PARAMETER)
-
-
-def scheduled(optimizer: optax.GradientTransformation) -> bool:
-    """Returns whether rates change by a schedule; False if the state cannot be made here."""
-    # A state's type shows schedules; a number replaces the parameters, which are unknown here.
-    try:
-        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
-    except Exception:  # its masks are over the parameters
-        return False
-
-
 def check_optimizer(optimizer: object) -> None:
     """Raises ValueError unless this is an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
@@ -138,16 +122,81 @@ def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, ke
         jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
         raise ValueError(
-            f"the local optimizer cannot make a local step ({one_line(error)}): it gets the "
-            "gradient, the parameters, value, grad and round, and its masks and labels must have "
-            f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
+            f"the local optimizer cannot make a local step ({one_line(error)}): it gets gradient, "
+            "parameters, value, grad and round, and its masks and labels must have the form of the "
+            f"parameters, or of {{collection: tree}} with {sorted(trained)}"
         ) from error
     if not keep and _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
-            "the local optimizer has a schedule or counter, gathers gradients, or searches its "
-            "step size, and would start again every round: let clients keep its state "
-            "(keep_optimizer=True), or write a schedule over rounds with "
+            "the local optimizer counts steps, and would start again every round: let clients keep "
+            "its state (keep_optimizer=True), or write a schedule over rounds with "
             "fedjax_bn.local_step.by_round"
+        )
+
+
+def response(
+    optimizer: optax.GradientTransformation,
+    steps: jax.Array,
+    most_steps: int,
+    dtype: Any,
+    received: Any,
+) -> PyTree:
+    r"""Returns how far a fresh optimizer moves a parameter in some steps if its gradient is 1.
+
+    $r(\tau) = lr \, \tau$ for SGD
+
+    $r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $\rho$
+
+    SCAFFOLD and FedDC divide a client's change x - y_k by it to get its mean gradient, FedNova to
+    normalize the change (Wang et al. 2020, Section 4.1). It is exact for every optimizer that is
+    linear in its gradients (SGD, also with momentum, Nesterov's momentum or schedules), at the
+    rates of the round; for others (Adam) it is nominal. Weight decay is a part of gradients.
+
+    `steps` is i32[], at most `most_steps`, `dtype` that of the parameters, and `received` the
+    client's `state.Received`. The response is f[], or a tree of f[1, ..., 1] if masks or labels
+    make the optimizer treat parameters differently.
+    """
+    round, trained = jnp.asarray(received.round), {"params": jnp.zeros((), dtype)}
+    params = join(received.shared, received.personal)["params"]
+    fresh_state = jax.eval_shape(lambda tree: start(optimizer, tree), {"params": params})
+    if _holds(fresh_state, _BY_PARAMETER):
+        trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
+    ones, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
+
+    def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
+        way, state = carry
+        # The weight is 0 in every step: its decay adds nothing, and the new weight is the update.
+        update, state_after = descend(optimizer, ones, state, trained, round, value)
+        go = step < steps
+        further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
+        return (further, state_after), None
+
+    # One number for each parameter suffices: the gradient is 1 in all its entries.
+    begin = (trained, start(optimizer, trained))
+    (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most_steps, dtype=steps.dtype))
+    return way["params"]
+
+
+def for_each(way: PyTree, like: PyTree) -> PyTree:
+    """Returns the response of each leaf of `like`, the shared parameters."""
+    if isinstance(way, jax.Array):
+        return jax.tree.map(lambda leaf: way, like)
+    return split_like(way, like)[0]
+
+
+def check_fresh(
+    method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
+) -> None:
+    """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
+    # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
+    try:
+        remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
+    except Exception:  # its masks are over parameters that are not known yet
+        remembers = True
+    if options.get("keep_optimizer") and remembers:
+        raise ValueError(
+            f"{method}: keep_optimizer=True keeps a momentum, but {method} divides by the response "
+            "of a fresh optimizer: leave it out, or use SGD without momentum"
         )
 
 

@@ -1,7 +1,6 @@
 """Perturbations `(key, x f[B, H, W, C], valid bool[B]) -> x` of what a model reads in training.
 
-They change standardized floats, between `prepare` and the model, so that nothing is rounded to
-bytes; any method takes one as `perturb=`.
+They change standardized floats, between `prepare` and the model.
 """
 
 from collections.abc import Callable
@@ -61,7 +60,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
+        kernel = _random_kernel(key, side, x.shape[-1], x.dtype)
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -86,7 +85,7 @@ def _check_images(name: str, x: jax.Array) -> None:
         raise ValueError(f"{name} needs images f[B, H, W, C], not {x.shape}")
 
 
-def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
+def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
     """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
     shape = (side, side, channels, channels)
     return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5

@@ -54,8 +54,8 @@ def gaussian(
     """
     if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
         raise ValueError(
-            f"gaussian(clip={clip}, noise={noise}): clip must be above 0, noise at least 0 and "
-            "finite, and noise needs a finite clip, which bounds what a client adds"
+            f"gaussian(clip={clip}, noise={noise}): clip must be above 0 and noise at least 0, and "
+            "both finite where there is noise"
         )
     return Privacy(float(clip), float(noise), at, seed)
 
@@ -108,11 +108,10 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     If all clients take part in every round, epsilon is exact for T Gaussian mechanisms together;
     two runs then differ in one client's update, which is sent or replaced by zeros. If C of K
     clients are drawn at random (without replacement, and secretly), it is an upper bound (Wang,
-    Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data,
-    which are replaced, so that the sum may move twice as far.
+    Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data.
 
-    The noise is z (0 gives infinity), the rounds are T, delta is well below one over the number of
-    clients, and the cohort is (C, K), empty if all take part.
+    The noise is z (0 gives infinity), the rounds are T, and the cohort is (C, K), empty if all take
+    part; delta is well below one over the number of clients.
 
     Raises:
       ImportError: dp-accounting is not installed.

@@ -77,8 +77,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
         counts, rows = weights > 0, jnp.arange(len(weights))
         if len(weights) < least_clients:
             raise ValueError(
-                f"krum with malicious={malicious} needs at least {least_clients} clients a round, "
-                f"and there are {len(weights)}: lower malicious, or let more clients take part"
+                f"krum:malicious={malicious} needs {least_clients} clients a round, and there are "
+                f"{len(weights)}: lower malicious, or let more clients take part"
             )
         count = counts.sum()
         is_pair = counts[:, None] & counts & (rows[:, None] != rows)
@@ -175,8 +175,7 @@ def _rule(combine: _Combine) -> Weighing:
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
-                "one client could move as far as it likes: choose a method that sends none, such "
-                "as fedavg, fedbn, fedprox or fedadam"
+                "one client could move: choose a method that sends none, such as fedbn"
             )
         return weigh_alike(state, sizes, risks, messages)
 

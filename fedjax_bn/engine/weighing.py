@@ -181,8 +181,7 @@ def generalization_adjustment(
     r"""Returns the weighing rule of FedDG-GA (Zhang et al., CVPR 2023), for any method.
 
     A client's gap is how much worse the aggregated model w is on its validation samples than its
-    own trained model y_k was; F_k is the loss, or minus the accuracy. Clients with large gaps gain
-    weight:
+    own trained model y_k was; F_k is the loss, or minus the accuracy.
 
     $g_k = F_k(w) - F_k(y_k)$
 
@@ -190,11 +189,10 @@ def generalization_adjustment(
 
     $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
 
-    with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
-    the metric of the received model and the metric of the trained model. The server keeps the
-    second until the client's next round. So the weights of a round are those that the authors' code
-    computes after the previous round; the first round is a plain average. A client that sits out
-    keeps its weight; if no client has a gap, all weights stay.
+    with a_k = 1/K before the first round. At the end of a round a client also uploads the metrics
+    of the received and of the trained model; the server keeps the second until its next round. So
+    the weights of a round are those that the authors' code computes after the previous round; the
+    first round is a plain average. A client that sits out keeps its weight.
 
     Differs from the authors' code, which has neither absent clients nor cohorts: the present
     clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
@@ -212,8 +210,8 @@ def generalization_adjustment(
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
             raise ValueError(
-                "generalization_adjustment needs something to measure, such as "
-                "measure=fedjax_bn.methods.selection.validation_loss(model, prepare)"
+                "generalization_adjustment needs a measure, such as "
+                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
             )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)

@@ -52,7 +52,6 @@ def fedadam(
       beta1: decay of the first moment, in [0, 1).
       beta2: decay of the second moment, in [0, 1].
       tau: degree of adaptivity, above 0, in units of the parameters.
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
     return fedavg(model, optimizer, server=server, **options)
@@ -117,7 +116,6 @@ def fedavgm(
     Args:
       eta: the server's learning rate, above 0.
       beta: the server's momentum, in [0, 1).
-      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     return fedavg(model, optimizer, server=_server_optimizer(optax.sgd(eta, beta)), **options)
 
@@ -149,11 +147,7 @@ def _adaptive(
 
 
 def _server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
-    r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
-
-    (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
-    averaged, so that no variance can become negative. `optax.sgd(1.0)` is `averaging`.
-    """
+    r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$."""
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         del personal

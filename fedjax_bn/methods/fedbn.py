@@ -28,7 +28,6 @@ def fedbn(  # type: ignore[misc]
 
     Args:
       share: which leaves are averaged.
-      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Finish, Train, Trained, run_steps
+from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
-from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, check_rate
-from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate, no_variate
+from fedjax_bn.methods.scaffold import keeping_variates
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -31,8 +30,6 @@ def feddc(
     optimizer: optax.GradientTransformation,
     *,
     alpha: AtLeast0 = 0.1,
-    correction: bool = True,
-    learning_rate: Above0 | None = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
     r"""Clients minimize their loss with a penalty on their drift, and upload the drift.
@@ -54,39 +51,28 @@ def feddc(
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
       alpha: strength of the penalty, at least 0. To our knowledge the paper has 0.1 for CIFAR-10;
         the authors' example has 0.01.
-      correction: whether clients keep drifts h_k and variates c_k; without them it is FedProx with
-        mu = alpha, and FedAvg if alpha = 0.
-      learning_rate: as in `scaffold`.
-      model, **options: as in `fedavg`.
 
     Raises:
-      ValueError: as in `scaffold`; without `correction` clients may keep a momentum.
+      ValueError: clients keep a momentum.
     """
-    check_rate("feddc", optimizer, learning_rate)
-    if correction and learning_rate is None:
-        check_fresh("feddc", optimizer, options)
+    check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)
-    objective = supervised(learned)
-    # Without drifts and variates the penalty is FedProx's, whose round needs no memory.
-    if not correction:
-        gradient = differentiate(proximal(objective, alpha))
-        return method_of(gradient_step(gradient, optimizer), **federate_options)
     federate_options["train"] = _pulled(alpha, federate_options.get("train") or run_steps)
+    variates = keeping_variates(optimizer)
+    zeros = variates["memory"]
     return method_of(
-        gradient_step(_penalized(differentiate(objective), alpha), optimizer),
-        server=averaging_with_variate(),
-        memory=lambda *start: _Drift(no_variate(*start), no_variate(*start)),
-        finish=_renew_drift(optimizer, learning_rate),
+        gradient_step(_penalized(differentiate(supervised(learned)), alpha), optimizer),
+        server=variates["server"],
+        memory=lambda *start: _Drift(zeros(*start), zeros(*start)),
+        finish=_renew_drift(variates["finish"]),
         **federate_options,
     )
 
 
 def _pulled(alpha: float, train: Train) -> Train:
-    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`.
+    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`."""
 
-    This sum is the same in all steps of a round, so a step reads one tree instead of four.
-    """
-
+    # The same in all steps of a round, so that a step reads one tree instead of four.
     def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
         memory, start = received.memory, received.shared["params"]
         trees = memory.drift, start, received.server, memory.variate
@@ -111,17 +97,17 @@ def _penalized(gradient: Gradient, alpha: float) -> Gradient:
     return wrapped
 
 
-def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
+def _renew_drift(renew_variate: Finish) -> Finish:
     """Returns the last act: keep h_k' and c_k', upload y_k + h_k' and send c_k' - c_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        memory_before, start = received.memory, received.shared["params"]
-        variate = new_variate(optimizer, learning_rate, received, trained, memory_before.variate)
-        end, personal = split_like(trained.variables["params"], start)
+        before, start = received.memory, received.shared["params"]
+        received = received._replace(memory=before.variate)
+        variables, variate, message = renew_variate(received, trained)
+        end, personal = split_like(variables["params"], start)
         # The upload contains the new drift, because the server averages y_k + h_k'.
-        drift = jax.tree.map(lambda h, y, x: h + y - x, memory_before.drift, end, start)
+        drift = jax.tree.map(lambda h, y, x: h + y - x, before.drift, end, start)
         params = join(jax.tree.map(jnp.add, end, drift), personal)
-        message = jax.tree.map(jnp.subtract, variate, memory_before.variate)
-        return {**trained.variables, "params": params}, _Drift(drift, variate), message
+        return {**variables, "params": params}, _Drift(drift, variate), message
 
     return finish

@@ -84,7 +84,6 @@ def fedig(  # type: ignore[misc] # its own default
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: `adapter` and `gates` are both set; at `init`, the model has no batch norm.

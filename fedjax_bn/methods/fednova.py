@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
-from fedjax_bn.arguments.ranges import Share, bounded
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
+from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -21,8 +21,6 @@ from fedjax_bn.state import Received
 def fednova(
     model: Any,
     optimizer: optax.GradientTransformation,
-    *,
-    momentum: Share | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     r"""The server divides each client's change by the number of its effective steps.
@@ -32,41 +30,31 @@ def fednova(
     $a_k = \sum_{j=1}^{\tau_k} (1 - \rho^j) / (1 - \rho)$
 
     In tau_k steps of SGD with momentum rho, each gradient enters x - y_k with a factor; a_k is the
-    sum of these factors (tau_k without momentum). Weight decay counts as part of the gradient and
-    does not change a_k. Only the change of shared parameters is normalized; running statistics are
-    averaged with p_k. With equal steps, such as of clients of equal sizes, it is FedAvg.
-
-    Args:
-      momentum: rho of the local SGD, in [0, 1); its rate must be constant within a round. By
-        default a_k is the optimizer's response (see `methods.response`), which is equivalent for
-        SGD and also right for Nesterov's momentum and schedules.
-      model, optimizer, **options: as in `fedavg`, without `server`.
+    sum of these factors (tau_k without momentum). Here a_k is `engine.optimizers.response`, which
+    is equivalent for SGD and also right for Nesterov's momentum and schedules. Weight decay counts
+    as part of the gradient and does not change a_k. Only the change of shared parameters is
+    normalized; running statistics are averaged with p_k. With equal steps, such as of clients of
+    equal sizes, it is FedAvg.
 
     Raises:
       ValueError: clients keep their momentum between rounds.
     """
     check_fresh("fednova", optimizer, options)
-    finish = _upload_direction(optimizer, momentum)
     learned, federate_options = learning(model, **options)
-    step = gradient_step(differentiate(supervised(learned)), optimizer)
-    return method_of(step, server=_normalized_averaging(), finish=finish, **federate_options)
+    return method_of(
+        gradient_step(differentiate(supervised(learned)), optimizer),
+        server=_normalized_averaging(),
+        finish=_upload_direction(optimizer),
+        **federate_options,
+    )
 
 
-def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
-    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k.
-
-    The scale of a_k cancels, because tau_eff has the same scale.
-    """
+def _upload_direction(optimizer: optax.GradientTransformation) -> Finish:
+    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        dtype = jnp.result_type(float)
-        if momentum is None:
-            work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
-        else:
-            steps = trained.steps.astype(dtype)
-            # The sum of (1 - rho^j) / (1 - rho) over steps j in closed form.
-            decay = momentum * (1 - momentum**steps) / (1 - momentum)
-            work = (steps - decay) / (1 - momentum)
+        most_steps, dtype = trained.counts.shape[0], jnp.result_type(float)
+        work = response(optimizer, trained.steps, most_steps, dtype, received)
         start = received.shared["params"]
         params, personal = split_like(trained.variables["params"], start)
 

@@ -30,7 +30,6 @@ def fedprox(
 
     Args:
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))

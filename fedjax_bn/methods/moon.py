@@ -42,7 +42,6 @@ def moon(
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="moon", **options)
 
@@ -75,9 +74,8 @@ def moon(
     )
 
 
-def _cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
-    """Returns the cosines f[B] of the rows of x and y f[B, F], with norms at least `epsilon`."""
-    square_x, square_y = (jnp.square(v).sum(-1) for v in (x, y))
+def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the cosines f[B] of the rows of x and y f[B, F], with norms at least 1e-8."""
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
-    norms = jnp.maximum(square_x, epsilon**2) * jnp.maximum(square_y, epsilon**2)
-    return (x * y).sum(-1) * jax.lax.rsqrt(norms)
+    square_x, square_y = (jnp.maximum(jnp.square(v).sum(-1), 1e-8**2) for v in (x, y))
+    return (x * y).sum(-1) * jax.lax.rsqrt(square_x * square_y)

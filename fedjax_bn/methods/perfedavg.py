@@ -44,7 +44,6 @@ def perfedavg(
       optimizer: the local optimizer, which applies the gradient.
       inner_rate: learning rate of the adapting step, at least 0, alpha in the paper.
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
-      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
@@ -141,10 +140,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
 
 
 def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
-    """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
-
-    If n is 1, the sample is in both.
-    """
+    """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches."""
     valid = batch["valid"]
     size, count = valid.shape[0], valid.sum(dtype=jnp.int32)
     order = jnp.argsort(~valid, stable=True)  # the valid samples first, in order

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import Aggregate, ServerUpdate, averaging, equal_messages
-from fedjax_bn.arguments.ranges import Above0, bounded
+from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, check_rate, for_each, response
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -22,8 +22,6 @@ from fedjax_bn.state import Received
 def scaffold(
     model: Any,
     optimizer: optax.GradientTransformation,
-    *,
-    learning_rate: Above0 | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     r"""Control variates correct every local gradient; clients re-estimate theirs (option II).
@@ -37,45 +35,45 @@ def scaffold(
     Variates start at 0; only shared parameters have them. tau_k is the number of the client's steps
     without padding. c stays the mean of all c_k, including clients that sit out.
 
-    Differs from the paper: by default tau_k lr is the optimizer's response (see
-    `methods.response`). For SGD both are the same. With momentum the response keeps c_k at the
-    scale of a gradient, whereas tau_k lr would make it up to 1 / (1 - momentum) times as large.
+    Differs from the paper: tau_k lr is `engine.optimizers.response`. For SGD both are the same.
+    With momentum the response keeps c_k at the scale of a gradient, whereas tau_k lr would make it
+    up to 1 / (1 - momentum) times as large.
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
-      learning_rate: lr in the equation, for an optimizer without a schedule; by default tau_k lr is
-        the optimizer's response at the rates of the round.
-      model, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `learning_rate` is given for an optimizer with a schedule; or it is not given, and
-        clients keep a momentum.
+      ValueError: clients keep a momentum.
     """
-    check_rate("scaffold", optimizer, learning_rate)
-    if learning_rate is None:
-        check_fresh("scaffold", optimizer, options)
+    check_fresh("scaffold", optimizer, options)
     learned, federate_options = learning(model, **options)
     gradient = corrected(differentiate(supervised(learned)))
-    federate_options |= keeping_variates(optimizer, learning_rate)
+    federate_options |= keeping_variates(optimizer)
     return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
-def keeping_variates(
-    optimizer: optax.GradientTransformation, learning_rate: float | None = None
-) -> dict[str, Any]:
-    """Returns the options of `method_of` with which clients and server keep variates."""
+def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
+    """Returns `server`, `memory` and `finish`, options of `method_of`, which keep variates.
+
+    The server averages, and also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count.
+    """
+
+    def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, shared["params"])
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        before = received.memory
-        after = new_variate(optimizer, learning_rate, received, trained, before)
-        return trained.variables, after, jax.tree.map(jnp.subtract, after, before)
+        after = _new_variate(optimizer, received, trained)
+        return trained.variables, after, jax.tree.map(jnp.subtract, after, received.memory)
 
-    return {"server": averaging_with_variate(), "memory": no_variate, "finish": finish}
+    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
+        share = aggregate.share  # the fraction of all K clients that counts in the round
+        return jax.tree.map(
+            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
+        )
 
-
-def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
-    """Returns a variate of 0 for each shared parameter."""
-    return jax.tree.map(jnp.zeros_like, shared["params"])
+    # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
+    server = averaging(no_variate, renew, equal_messages)
+    return {"server": server, "memory": no_variate, "finish": finish}
 
 
 def corrected(gradient: Gradient) -> Gradient:
@@ -95,38 +93,19 @@ def corrected(gradient: Gradient) -> Gradient:
     return wrapped
 
 
-def new_variate(
-    optimizer: optax.GradientTransformation,
-    learning_rate: float | None,
-    received: Received,
-    trained: Trained,
-    variate: PyTree,
+def _new_variate(
+    optimizer: optax.GradientTransformation, received: Received, trained: Trained
 ) -> PyTree:
     """Returns c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k if nothing could move (tau_k lr = 0)."""
     start = received.shared["params"]
     params, _ = split_like(trained.variables["params"], start)
-    dtype, steps = parameter_dtype(received.shared), trained.steps
-    if learning_rate is None:
-        way = response(optimizer, steps, trained.counts.shape[0], dtype, received)
-    else:
-        way = learning_rate * steps.astype(dtype)
+    most_steps, dtype = trained.counts.shape[0], parameter_dtype(received.shared)
+    way = response(optimizer, trained.steps, most_steps, dtype, received)
 
     def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array) -> Any:
         # With a rate of 0, or without a step, this would be 0 / 0.
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 
-    return jax.tree.map(renew, variate, received.server, start, params, for_each(way, start))
-
-
-def averaging_with_variate() -> ServerUpdate:
-    """Returns averaging that also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count."""
-
-    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
-        share = aggregate.share  # the fraction of all K clients that counts in the round
-        return jax.tree.map(
-            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
-        )
-
-    # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
-    return averaging(no_variate, renew, equal_messages)
+    trees = received.memory, received.server, start, params, for_each(way, start)
+    return jax.tree.map(renew, *trees)

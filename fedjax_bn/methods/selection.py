@@ -40,13 +40,12 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         # Below every score, so that the first scored model is taken.
         worst = jnp.asarray(-jnp.inf, jnp.result_type(float))
         best = (variables, worst, jnp.zeros((), jnp.int32))
-        source = {name: leaf for name, leaf in batches.items() if name == "source"}
-        inputs = {name: leaf for name, leaf in batches.items() if name != "source"}
+        inputs = without(batches, "source")
 
         def chunk(carry: tuple, chunk_inputs: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
             places, keys = chunk_inputs
-            part = jax.tree.map(lambda leaf: leaf[places], inputs) | source
+            part = batches | jax.tree.map(lambda leaf: leaf[places], inputs)
             trained = run_steps(step, received, variables, state, part, keys, load)
             passed += (trained.counts > 0).sum(dtype=passed.dtype)
             value = score(received.with_frozen(trained.variables), received).astype(worst.dtype)

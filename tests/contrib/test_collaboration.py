@@ -83,36 +83,6 @@ class Mapped(nn.Module):
         return nn.Dense(3, name="c")(nn.Dense(5, name="a")(x).mean((1, 2)))
 
 
-BY_SIZE = {"weigh": lambda sizes, risks: sizes.astype(float)}
-
-
-@pytest.mark.slow
-def test_csac_freezes_a_clients_first_model_and_calibrates_by_it_from_then_on(x64):
-    """Weighed by size its first round is FedAvg's; client 1 comes one round later."""
-    method = csac(NET, fed.SGD, **BY_SIZE)
-    late = fed.batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
-    all_in = fed.batches_of(SIZES) | {"participates": jnp.ones(3, bool)}
-    first, _ = fed.run_rounds(method, variables_of(), late, key=KEY)
-    frozen = jax.tree.map(np.array, first.memory.method)
-    np.testing.assert_array_equal(frozen["trained"], [True, False, True])
-    plain = fed.once(fedavg, NET, fed.SGD)
-    theirs, _ = fed.run_rounds(plain, variables_of(), late)
-    shared = {name: first.shared[name] for name in theirs.shared}
-    fed.assert_close(shared, theirs.shared, rtol=1e-10, atol=1e-12)
-    second = method.round(first, all_in, KEY)[0]
-    gap = second.shared["params"]["c"]["kernel"]
-    gap -= plain.round(theirs, all_in, KEY)[0].shared["params"]["c"]["kernel"]
-    assert abs(gap).max() > 1e-5
-    kept = jax.tree.map(np.array, second.memory.method)
-    others = lambda tree: jax.tree.map(lambda x: x[[0, 2]], tree)  # noqa: E731
-    fed.assert_equal(others(kept), others(frozen))
-    assert (
-        kept["model"]["params"]["c"]["kernel"] != frozen["model"]["params"]["c"]["kernel"]
-    ).any()
-    third = method.round(second, all_in, KEY)[0]
-    fed.assert_equal(jax.tree.map(np.array, third.memory.method), kept)
-
-
 @pytest.mark.parametrize("stages", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stages, x64):
     method, images = csac(Mapped(), fed.SGD, stages=stages, names="a"), normal(4, 3, 2, 1)

@@ -1,8 +1,8 @@
 """What every method of `methods` and `contrib` holds: one program a method for all claims.
 
 Tests over the methods of both folders hold the rest: frozen leaves (engine/test_frozen.py), a mesh
-(engine/test_mesh.py), cohorts (run/test_population.py), programs without callbacks for CPU, GPU and
-TPU (engine/test_tpu.py, methods/test_lowering.py), goldens (methods/test_goldens.py).
+(engine/test_mesh.py), cohorts (run/test_population.py), programs for GPU and TPU
+(methods/test_lowering.py), goldens (methods/test_goldens.py).
 """
 
 import functools
@@ -67,19 +67,6 @@ def rounds_of(kind, change=(), who=(0, 1, 2), present=(True, True, True)):
         state, metrics = method_of(kind).round(state, some, KEY)
         states.append(jax.device_get(state))
     return states, metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", OFTEN)
-def test_identical_clients_aggregate_to_themselves(x64, kind):
-    same = jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), fed.batches_of(SIZES))
-    (together, later), _ = rounds_of(kind, same, who=(1, 1, 1))
-    for tree in (fed.client_variables(later), later.memory):
-        fed.assert_close(fed.client(tree, 2), fed.client(tree, 0), rtol=1e-9, atol=1e-12)
-    (alone, _), _ = rounds_of(kind, same, who=(1, 1, 1), present=(False, True, False))
-    fed.assert_close(
-        fed.global_variables(together), fed.global_variables(alone), rtol=1e-9, atol=1e-12
-    )
 
 
 @pytest.mark.parametrize("kind", OFTEN)

@@ -13,11 +13,9 @@ from fedjax_bn.contrib import fedfa
 from fedjax_bn.contrib.fedfa import COLLECTION, redraw_map
 from fedjax_bn.contrib.mixstyle import chosen_maps, with_styles
 from fedjax_bn.contrib.rsc import self_challenging_objective
-from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import all_but_batch_norm
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
@@ -112,18 +110,8 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
         chosen_maps(fed.NormNet(), fed.variables_of(fed.NormNet()), jnp.zeros((2, 6)))
 
 
-KEY, SIZES = jax.random.key(1), (9, 4, 6)
-
-
 def start():
     return fed.in_float64(fed.variables_of(fed.MapNet()))
-
-
-def traced(method):
-    """A round whose errors appear, and which is not compiled."""
-    variables = fed.variables_of(fed.MapNet())
-    state = jax.eval_shape(lambda: method.init(KEY, variables, 3))
-    return jax.eval_shape(method.round, state, fed.batches_of(SIZES), KEY)
 
 
 def torch_fusion(u):
@@ -186,6 +174,10 @@ def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x6
     [
         (models.UNet(levels=2, width=2), ["bottleneck", "encoder1", "encoder2"]),
         (models.ResNet18(width=2), ["layer1_1", "layer2_1", "layer3_1", "layer4_1"]),
+        (
+            models.DenseNet((1, 1, 1, 1), growth=8, width=16),
+            ["transition1/conv", "transition2/conv", "transition3/conv"],
+        ),
         (models.SmallCNN(widths=(2, 4)), ["norm1", "norm2"]),
     ],
     ids=lambda value: type(value).__name__,
@@ -196,12 +188,3 @@ def test_by_default_the_ends_of_stages_are_redrawn(model, places):
         lambda: fedfa(model, fed.SGD).init(key, model.init(key, image), 2).shared[COLLECTION]
     )
     assert sorted(state) == places
-
-
-def test_modules_without_maps_and_privacy_are_refused():
-    for names, said in (("out", r"out give none: .*fedfa\.names"), ("no", "fedfa: names='no'")):
-        with pytest.raises(ValueError, match=said):
-            traced(fedfa(fed.MapNet(), fed.SGD, names=names))
-    safe = {"privacy": gaussian(1.0, 1.0), "share": all_but_batch_norm}
-    with pytest.raises(ValueError, match="4 arrays"):
-        traced(fedfa(fed.MapNet(), fed.SGD, **safe))

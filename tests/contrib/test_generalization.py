@@ -52,14 +52,8 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
             gaps = np.asarray(server - trained)
             a = a + (0.2 - (r - 2) * 0.2 / 4) * gaps / np.abs(gaps).max() / 3
             a = np.clip(a, 0, 1) / np.clip(a, 0, 1).sum()
-        alone = [
-            fed.run_rounds(
-                plain,
-                fed.global_variables(state),
-                jax.tree.map(lambda x, k=k: x[k : k + 1], fed.batches_of(SIZES)),
-            )[0]
-            for k in range(3)
-        ]
+        start, batches = fed.global_variables(state), fed.batches_of(SIZES)
+        alone = [fed.run_rounds(plain, start, fed.client(batches, [k]))[0] for k in range(3)]
         trained = np.array([first_bias(fed.global_variables(one), None) for one in alone])
         state, metrics = method.round(state, fed.batches_of(SIZES), KEY)
         np.testing.assert_allclose(metrics["weights"], a, rtol=1e-9)

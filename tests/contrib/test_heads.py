@@ -23,9 +23,9 @@ NET = MLP(fed.CLASSES, hidden=(8,))
 partners_of_class = jax.jit(partners_of_class)
 
 
-def random_tree(tree, seed=0):
-    random = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(random.uniform(-0.9, 0.9, x.shape)), tree)
+def random_tree(tree, lowest=-0.9):
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda x: jnp.asarray(random.uniform(lowest, 0.9, x.shape)), tree)
 
 
 def started(method):
@@ -72,17 +72,6 @@ def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
     gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(fed.CLASSES)])
     expected = entropy(common, y) + 0.5 * entropy(mine, y) + 2 * np.square(gram - np.eye(3)).mean()
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
-
-
-def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
-    state, _ = fed.run_rounds(csd(NET, fed.SGD), fed.variables_of(NET), fed.batches_of(SIZES))
-    own = fed.client_variables(state)["domain"]["weights"]
-    assert own.shape == (3, 1)
-    assert len(np.unique(own)) == 3
-    variables, x = fed.global_variables(state), jnp.ones((2, 6))
-    plain = {name: variables[name] for name in ("params", "batch_stats")}
-    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
-    np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
 
 
 def test_orders_are_permutations_that_agree_in_at_most_one_place():
@@ -165,29 +154,20 @@ def test_sfa_trains_by_features_with_noise(x64):
     assert fed.client(fed.client_variables(ours), 0).keys() == {"params", "batch_stats"}
 
 
-KEY, SIZES = jax.random.key(3), (9, 4, 6)
-
-
-def positive_tree(tree, seed=0):
-    random = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(random.uniform(0.1, 0.9, x.shape)), tree)
-
-
 def fedsr_start(**options):
     """Random collections in the form of those that a federation starts with."""
     method, given = fedsr(NET, fed.SGD, **options), fed.variables_of(NET)
     form = jax.eval_shape(lambda: fed.global_variables(fed.begun(method, KEY, given, 1)))
-    return positive_tree(form)
+    return random_tree(form, 0.1)
 
 
-@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
+def test_the_objective_and_its_gradient_are_pytorchs(x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     variables = fedsr_start()
     batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((3,)).items()}
     batch["image"] = jnp.nan_to_num(batch["image"])
-    objective = simple_representation_objective(learning(NET)[0], 0.3, 0.2, squared=squared)
+    objective = simple_representation_objective(learning(NET)[0], 0.3, 0.2)
     trained = {name: variables[name] for name in ("params", "latent", "reference")}
     (value, (loss, _)), gradients = jax.jit(
         jax.value_and_grad(
@@ -212,8 +192,7 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
     of = torch.distributions.Normal
     c, r = reference["scale"], functional.softplus(reference["spread"])[y.long()]
     kl = torch.distributions.kl_divergence(of(c * mu, c * s), of(reference["mean"][y.long()], r))
-    norm = z.pow(2).sum(1) if squared else z.norm(dim=1)
-    total = entropy + 0.3 * norm.mean() + 0.2 * kl.sum(1).mean()
+    total = entropy + 0.3 * z.norm(dim=1).mean() + 0.2 * kl.sum(1).mean()
     total.backward()
 
     np.testing.assert_allclose(loss, entropy.item(), rtol=1e-10)
@@ -239,15 +218,6 @@ def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
     z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     np.testing.assert_allclose(np.exp(logits), p.mean(0), rtol=1e-10)
-
-
-def test_what_travels_is_the_latent_and_never_the_reference():
-    state, _ = fed.run_rounds(fedsr(NET, fed.SGD), fed.variables_of(NET), fed.batches_of(SIZES))
-    assert state.personal["latent"] == jax.tree.map(lambda leaf: None, state.shared["latent"])
-    assert set(jax.tree.leaves(state.shared["reference"])) == set()
-    own = fed.client_variables(state)["reference"]
-    assert own["mean"].shape == (3, fed.CLASSES, 8)
-    assert (own["mean"][0] != own["mean"][1]).any()
 
 
 def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():

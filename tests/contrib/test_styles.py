@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import federations as fed
-from fedjax_bn import models
 from fedjax_bn.contrib import feddg, l2d
 from fedjax_bn.contrib.feddg import low_amplitudes, with_amplitudes
 from fedjax_bn.contrib.l2d import (
@@ -18,9 +17,7 @@ from fedjax_bn.contrib.l2d import (
     stylize,
     supervised_contrast,
 )
-from fedjax_bn.contrib.parts import stages_of
 from fedjax_bn.contrib.snr import head_losses, restore_style
-from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.state import Received
 
@@ -89,24 +86,6 @@ def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x
     np.testing.assert_allclose(ours, 2 * 2 * np.log(2) + np.log(fed.CLASSES), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("model", "stages"),
-    [
-        (models.ResNet10(width=8), {"layer1_0": 8, "layer2_0": 16, "layer3_0": 32}),
-        (
-            models.DenseNet((1, 1, 1, 1), growth=8, width=16),
-            {"transition1/conv": 12, "transition2/conv": 10, "transition3/conv": 9},
-        ),
-        (fed.OneNorm(), {"a": 8}),
-    ],
-    ids=["residual", "dense", "other"],
-)
-def test_without_names_stages_end_where_those_of_a_network_do(model, stages):
-    images = np.zeros((2, 6) if isinstance(model, fed.OneNorm) else (2, 32, 32, 3), np.float32)
-    variables = jax.eval_shape(model.init, KEY, images)
-    assert stages_of("snr", variables) == stages
-
-
 def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
     """Of images above 0, where the sign of the mean is that of an amplitude."""
     x, other = RANDOM(0).uniform(0.1, 1, (2, 3, 7, 6, 2))
@@ -129,14 +108,6 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
     np.testing.assert_allclose(means, moved, rtol=0, atol=1e-13)
     with pytest.raises(ValueError, match=r"feddg\.half"):
         low_amplitudes(jnp.asarray(x), 3)
-
-
-def test_feddg_shows_nothing_unless_it_is_named():
-    with pytest.raises(ValueError, match="set their number"):
-        feddg(Flat(), fed.SGD)
-    (said,) = feddg(Flat(), fed.SGD, spectra=3).notes
-    assert "amplitudes of 1x1 frequencies of 3 images of each client" in said
-    assert fedavg(Flat(), fed.SGD).notes == ()
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -178,6 +149,9 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
     np.testing.assert_array_equal(begun.server.sent["known"], [[1], [0]])
     begun, _ = method.round(begun, batches, KEY)
     np.testing.assert_allclose(begun.server.sent["amplitudes"].reshape(2), bank, rtol=1e-12)
+    assert "1x1 frequencies of 1 images of each client" in method.notes[0]
+    with pytest.raises(ValueError, match=r"feddg\.spectra"):
+        feddg(Flat(), fed.SGD)
 
 
 def test_supervised_contrast_is_its_formula(x64):

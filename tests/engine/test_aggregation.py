@@ -1,25 +1,109 @@
-"""Weighted means and weighing rules against NumPy in float64."""
+"""Weighted means and weighing rules in float64; risk extrapolation: closed form, SLSQP, rounds."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.aggregation import by_size, uniform, weighted_mean
+import runs
+from federations import OneNorm, assert_equal, batches_of, variables_of
+from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform, weighted_mean
+from fedjax_bn.arguments.errors import RiskError
+from fedjax_bn.engine.extrapolation import check_risks, equal_risks, least_variance
 from fedjax_bn.engine.weighing import normalized, relative_weights
+from fedjax_bn.methods import fedavg
+from fedjax_bn.training.rounds import Rounds
 
-WEIGHTS = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=6).filter(lambda w: sum(w) > 1)
+RISKS = st.lists(st.floats(-4, 2), min_size=2, max_size=100).map(lambda x: 10 ** np.array(x))
+COUNTS = st.sampled_from((2, 9, 100))  # few shapes, so that little is compiled
+RULE, SGD = risk_extrapolation(3.0), optax.sgd(0.1)
 
 
-@settings(max_examples=30, deadline=None)
-@given(weights=WEIGHTS, seed=st.integers(0, 99))
-def test_weighted_mean_equals_numpy(weights, seed):
-    leaf = np.random.default_rng(seed).normal(size=(len(weights), 2, 3))
-    ours = weighted_mean({"a": jnp.asarray(leaf, jnp.float32)}, jnp.asarray(weights, jnp.float32))
-    np.testing.assert_allclose(
-        ours["a"], np.average(leaf, axis=0, weights=weights), rtol=1e-5, atol=1e-5
-    )
+def by_hand(sizes, risks, eta):
+    inverse = 1 / np.asarray(risks, np.float64)
+    powers = np.exp(eta * inverse / inverse.sum() + np.asarray(sizes) / np.sum(sizes))
+    return powers / powers.sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(risks=RISKS, scale=st.sampled_from((1e-6, 1.0, 1e6)))
+@example(risks=np.where(np.arange(100) % 2, 1e-4, 1e2), scale=1.0)
+def test_least_squares_find_the_closed_form_over_six_decades_of_risks(risks, scale):
+    inverse = 1 / risks
+    ours = least_variance(scale * risks)
+    np.testing.assert_allclose(ours, inverse / inverse.sum(), rtol=0, atol=2e-6)
+
+
+def test_in_float64_both_solvers_give_the_same_weights_under_jit(x64):
+    random = np.random.default_rng(3)
+    for eta, count in ((0.0, 2), (0.8, 7), (3.0, 100)):
+        sizes, risks = random.integers(1, 500, count), 10 ** random.uniform(-4, 2, count)
+        ours, theirs = (
+            jax.jit(risk_extrapolation(eta, solver))(jnp.asarray(sizes), jnp.asarray(risks))
+            for solver in ("closed_form", "slsqp")
+        )
+        assert ours.dtype == jnp.float64
+        np.testing.assert_allclose(ours, by_hand(sizes, risks, eta), rtol=1e-12)
+        np.testing.assert_allclose(theirs, ours, rtol=2e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=COUNTS, seed=st.integers(0, 999))
+def test_the_closed_form_makes_the_weighed_risks_equal(count, seed):
+    risks = jnp.asarray(10 ** np.random.default_rng(seed).uniform(-4, 2, count), jnp.float32)
+    parts = equal_risks(risks, jnp.ones(len(risks), bool)) * risks
+    np.testing.assert_allclose(parts, parts.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
+def test_clients_without_samples_are_as_if_they_were_not_there(solver):
+    rule = jax.jit(risk_extrapolation(0.5, solver))
+    weights = rule(jnp.asarray([3, 0, 5, 0]), jnp.asarray([0.2, 0.0, 0.9, jnp.nan]))
+    np.testing.assert_allclose(weights[jnp.array([0, 2])], by_hand([3, 5], [0.2, 0.9], 0.5), 1e-5)
+    assert weights[1] == weights[3] == 0
+    np.testing.assert_array_equal(rule(jnp.zeros(4, int), jnp.zeros(4)), np.zeros(4))
+
+
+@pytest.mark.parametrize("risk", [0.0, np.nan, np.inf, -0.25, 1e-38])
+@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
+def test_a_risk_that_is_not_positive_and_finite_makes_its_clients_weight_nan(solver, risk):
+    sizes, risks = jnp.asarray([4, 4, 4]), jnp.asarray([0.3, 0.5, risk], jnp.float32)
+    weights = jax.jit(risk_extrapolation(0.5, solver))(sizes, risks)
+    np.testing.assert_array_equal(np.isnan(weights), [False, False, True])
+    with pytest.raises(ValueError, match="cat"):
+        check_risks(np.asarray(sizes), np.asarray(risks), ["ant", "bee", "cat"])
+
+
+def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():
+    """A loss of exactly 0: one logit is so far ahead that float32 has no smaller loss."""
+    start = variables_of(OneNorm())
+    start["params"]["c"]["bias"] = jnp.asarray([1e6, 0.0, 0.0])
+    batches = batches_of((8, 8)) | {"label": jnp.zeros((2, 2, 4), jnp.int32)}
+    method = fedavg(OneNorm(), optax.sgd(0.1), weigh=risk_extrapolation())
+    before = method.init(jax.random.key(0), start, 2)
+    shared = jax.tree.map(jnp.copy, before.shared)
+    after, metrics = method.round(before, batches, jax.random.key(0))
+    assert np.isnan(metrics["weights"]).all()
+    assert_equal(after.shared, shared)
+    np.testing.assert_allclose(after.weights, [0.5, 0.5])
+
+
+def test_a_run_with_a_wrong_risk_stops_and_names_the_client(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    monkeypatch.setattr("fedjax_bn.run.train.open_rounds", lambda *_: silent())
+    with pytest.raises(RiskError, match="bee"):
+        runs.run(tmp_path, weigh="risk_extrapolation")
+
+
+def silent():
+    """Rounds whose second client has no loss."""
+    risk, weights = np.array([0.5, 0.0, 0.4]), np.full(3, np.nan)
+    metrics = {"loss": risk, "risk": risk, "weights": weights, "finite": np.ones(3, bool)}
+    metrics["server_finite"] = np.bool_(True)
+    return Rounds("", lambda state: lambda state: (state, metrics))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "int8"])
@@ -42,10 +126,7 @@ def test_float64_leaves_are_averaged_in_float64(x64):
 def test_a_client_of_weight_zero_is_left_out_even_if_it_is_nan():
     leaf = jnp.asarray([[1.0, 2.0], [jnp.nan, jnp.inf], [3.0, 4.0]])
     np.testing.assert_array_equal(weighted_mean(leaf, jnp.asarray([1.0, 0.0, 1.0])), [2, 3])
-
-
-def test_a_nan_that_counts_is_not_hidden():
-    assert np.isnan(weighted_mean(jnp.asarray([1.0, jnp.nan]), jnp.ones(2)))
+    assert not np.isfinite(weighted_mean(leaf, jnp.ones(3))).any()
 
 
 @pytest.mark.parametrize(

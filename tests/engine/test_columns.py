@@ -93,7 +93,9 @@ def derivatives(model, variables, images, valid):
     return pass_of(variables["params"])
 
 
-@pytest.mark.parametrize("name", [*NETWORKS])
+@pytest.mark.parametrize(
+    "name", ["ResNet", "DigitCNN", pytest.param("bottleneck", marks=pytest.mark.slow)]
+)
 def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""
     monkeypatch.setattr(columns, "_VALUES", 0)

@@ -12,18 +12,8 @@ import optax
 import pytest
 import scipy.stats
 
+import federations as fed
 import runs
-from federations import (
-    OneNorm,
-    assert_close,
-    assert_equal,
-    batches_of,
-    begun,
-    client,
-    in_float64,
-    run_rounds,
-    variables_of,
-)
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.contrib import harmofl
 from fedjax_bn.engine.privacy import clipped, epsilon, gaussian, with_noise
@@ -32,7 +22,7 @@ from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
 from fedjax_bn.run import serve, train
 from fedjax_bn.sharing import all_but_batch_norm
 
-MODEL, SGD = OneNorm(), optax.sgd(0.1)
+MODEL, SGD = fed.OneNorm(), optax.sgd(0.1)
 SIZES = (6, 9, 4)
 KEY = jax.random.key(1)
 own_of, with_own = jax.jit(own_of), jax.jit(with_own)  # not a program for each leaf and client
@@ -55,10 +45,10 @@ def test_an_update_is_shortened_to_the_norm_of_all_its_leaves(x64):
     change = np.concatenate([np.ravel(leaves[name] - start[name]) for name in "ab"])
     wanted = change * 0.7 / np.linalg.norm(change)
     found = clipped(leaves, start, 0.7)
-    assert_close(found["a"], np.asarray(start["a"]) + wanted[:12].reshape(3, 4), 1e-14)
-    assert_close(found["b"], np.asarray(start["b"]) + wanted[12:], 1e-14)
-    assert_equal(clipped(leaves, start, np.linalg.norm(change) + 1e-9), leaves)
-    assert_equal(clipped(start, start, 1e-9), start)
+    fed.assert_close(found["a"], np.asarray(start["a"]) + wanted[:12].reshape(3, 4), 1e-14)
+    fed.assert_close(found["b"], np.asarray(start["b"]) + wanted[12:], 1e-14)
+    fed.assert_equal(clipped(leaves, start, np.linalg.norm(change) + 1e-9), leaves)
+    fed.assert_equal(clipped(start, start, 1e-9), start)
 
 
 def test_noise_is_normal_with_its_deviation_and_independent_between_leaves_and_rounds():
@@ -73,23 +63,22 @@ def test_noise_is_normal_with_its_deviation_and_independent_between_leaves_and_r
 
 
 def test_without_noise_and_clip_the_bits_are_the_methods():
-    make = functools.partial(fedadam, share=all_but_batch_norm)
-    variables, batches = variables_of(MODEL), batches_of(SIZES)
+    model, batches = fed.PlainNet(), fed.batches_of(SIZES)
     plain, guarded = (
-        run_rounds(make(MODEL, SGD, **options), variables, batches, 2)[0]
+        fed.run_rounds(fedadam(model, SGD, **options), fed.variables_of(model), batches, 2)[0]
         for options in ({"weigh": uniform}, {"privacy": gaussian(math.inf)})
     )
     kept = guarded.server.kept
-    assert_equal(guarded._replace(server=guarded.server._replace(kept=kept.inner)), plain)
+    fed.assert_equal(guarded._replace(server=guarded.server._replace(kept=kept.inner)), plain)
     assert int(kept.rounds) == 2
 
 
 def by_hand(method, variables, batches):
     """The state after a round and the uploads, client by client, as a deployment makes them."""
-    state, uploads = begun(method, KEY, variables, len(SIZES)), []
+    state, uploads = fed.begun(method, KEY, variables, len(SIZES)), []
     sent = broadcast_of(state)
     for k in range(len(SIZES)):
-        mine = client(batches, k) | {"client": jnp.int32(k)}
+        mine = fed.client(batches, k) | {"client": jnp.int32(k)}
         own, upload = method.client(sent, own_of(state, k), mine, KEY)
         state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
     return method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads)), uploads
@@ -97,28 +86,28 @@ def by_hand(method, variables, batches):
 
 def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     """One sits out: the noise is that of the sum, divided by those who count."""
-    variables, batches = in_float64(variables_of(MODEL)), batches_of(SIZES)
+    variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
     batches["participates"] = jnp.array([True, False, True])
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
-    start = begun(method, KEY, variables, 3).shared
-    state, _ = run_rounds(method, variables, batches, 1)
+    start = fed.begun(method, KEY, variables, 3).shared
+    state, _ = fed.run_rounds(method, variables, batches, 1)
     ours, uploads = by_hand(method, variables, batches)
-    assert_close(ours, state, 1e-12, 1e-12)
+    fed.assert_close(ours, state, 1e-12, 1e-12)
     counting = [uploads[0].shared, uploads[2].shared]
     lengths = [norm_of(differences(shared, start)) for shared in counting]
     np.testing.assert_allclose(lengths, clip)
     mean = jax.tree.map(lambda one, other: (one + other) / 2, *counting)
     noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), clip * noise / 2)
-    assert_close(ours.shared, noisy, 1e-12, 1e-12)
+    fed.assert_close(ours.shared, noisy, 1e-12, 1e-12)
     assert norm_of(differences(ours.shared, mean)) > clip / 10
 
 
 def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64):
-    variables, batches = in_float64(variables_of(MODEL)), batches_of(SIZES)
+    variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
-    start = begun(method, KEY, variables, 3).shared
+    start = fed.begun(method, KEY, variables, 3).shared
     ours, uploads = by_hand(method, variables, batches)
     changes = [differences(upload.shared, start) for upload in uploads]
     expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
@@ -126,7 +115,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
         assert norm_of(one) == pytest.approx(expected, rel=0.5)
         assert norm_of(differences(one, other)) > expected
     mean = jax.tree.map(lambda *rows: sum(rows) / 3, *(upload.shared for upload in uploads))
-    assert_close(ours.shared, mean, 1e-12, 1e-12)  # the server adds none
+    fed.assert_close(ours.shared, mean, 1e-12, 1e-12)  # the server adds none
 
 
 @pytest.mark.parametrize(
@@ -141,7 +130,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
 )
 def test_what_noise_does_not_cover_is_refused(make, said):
     with pytest.raises(ValueError, match=said):
-        run_rounds(make(gaussian(1.0, 1.0)), variables_of(MODEL), batches_of(SIZES))
+        fed.run_rounds(make(gaussian(1.0, 1.0)), fed.variables_of(MODEL), fed.batches_of(SIZES))
 
 
 @pytest.mark.parametrize("arguments", [(0.0,), (math.nan,), (1.0, -1.0), (math.inf, 1.0)])
@@ -166,11 +155,11 @@ CLIP, NOISE = 0.05, 0.8
 def noised():
     """FedBN with noise, its start, and the uploads of four clients that all take part."""
     method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, seed=7))
-    variables, batches = in_float64(variables_of(MODEL)), batches_of((6, 9, 4, 5))
-    state = begun(method, KEY, variables, 4)
+    variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of((6, 9, 4, 5))
+    state = fed.begun(method, KEY, variables, 4)
     uploads = []
     for k in range(4):
-        mine = client(batches, k) | {"client": jnp.int32(k)}
+        mine = fed.client(batches, k) | {"client": jnp.int32(k)}
         _, upload = method.client(broadcast_of(state), own_of(state, k), mine, KEY)
         uploads.append(jax.device_get(upload))
     return method, variables, batches, uploads
@@ -196,7 +185,7 @@ def ways_of(kinds):
     image[[kind == "failed" for kind in kinds], 0, 0] = np.inf
     given = {"image": jnp.asarray(image), "valid": jnp.asarray(valid)}
     given["participates"] = jnp.asarray(present)
-    start = begun(method, KEY, variables, 4)
+    start = fed.begun(method, KEY, variables, 4)
     sent = [changed(upload, kind) for upload, kind in zip(uploads, kinds, strict=True)]
     running = method.adding.begin(4, sent[0])
     for upload in sent:
@@ -206,9 +195,7 @@ def ways_of(kinds):
     yield method.round(start, batches | given, KEY)[0]
 
 
-@pytest.mark.parametrize(
-    "others", list(itertools.combinations_with_replacement(KINDS, 3)), ids="-".join
-)
+@pytest.mark.parametrize("others", [*itertools.combinations(KINDS, 3), KINDS[:1] * 3], ids="-".join)
 def test_the_noise_hides_one_client_of_those_that_have_weight(x64, others):
     """Whoever is absent, empty or failed, the largest weight is hidden by z, and epsilon is so."""
     kinds = ("present", *others)
@@ -230,13 +217,6 @@ def test_the_noise_hides_one_client_of_those_that_have_weight(x64, others):
 def epsilon_of(noise):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     return epsilon(noise, 40, 1e-5)
-
-
-@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (3.0, 300)])
-def test_epsilon_with_all_clients_is_that_of_one_gaussian_mechanism(noise, rounds):
-    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    found = epsilon(noise, rounds, 1e-5)
-    assert delta_of(found, noise / math.sqrt(rounds)) == pytest.approx(1e-5, rel=1e-6)
 
 
 def test_epsilon_of_a_cohort_is_the_accountants_and_less_for_fewer_of_more():
@@ -293,5 +273,5 @@ def test_a_run_that_is_killed_draws_the_same_noise_when_it_goes_on(tmp_path, mon
     straight, stopped = (
         runs.saved(tmp_path / name, like, round=4) for name in ("straight", "stopped")
     )
-    assert_equal(stopped, straight)
+    fed.assert_equal(stopped, straight)
     assert int(straight.server.kept.rounds) == 4

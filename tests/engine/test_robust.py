@@ -140,13 +140,6 @@ def test_a_round_with_too_few_for_krum_has_no_weights_and_too_few_rows_are_refus
         krum(malicious=2).combine(stacked, start, weights)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_method_that_shares_nothing_has_weights(rule):
-    leaves, weights = combined(rule)({"a": None}, {"a": None}, np.full(8, 1 / 8, np.float32))
-    assert leaves == {"a": None}
-    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-6)
-
-
 def echo():
     """A client that uploads its first image, and keeps its label as a statistic."""
 

@@ -288,37 +288,3 @@ def test_personalization_is_one_step_of_gradient_descent_on_the_labelled_samples
     short = {name: value[:3] for name, value in batch.items()}
     theirs = personalized(fed.NormNet(), start, short["image"], short["label"], inner_rate=0.2)
     fed.assert_close(ours, theirs, rtol=1e-10)
-
-
-def test_personalization_works_inside_jit_and_over_clients():
-    batch = {name: np.asarray(value)[:, 0] for name, value in fed.batches_of((4, 4)).items()}
-    both = jax.tree.map(lambda x: np.stack([x, x]), fed.variables_of(fed.NormNet()))
-
-    @jax.jit
-    @jax.vmap
-    def adapt(variables, images, labels):
-        return personalize(fed.NormNet(), variables, images, labels, inner_rate=0.1, steps=3)
-
-    adapted = adapt(both, batch["image"], batch["label"])
-    one = personalized(
-        fed.NormNet(),
-        fed.variables_of(fed.NormNet()),
-        batch["image"][1],
-        batch["label"][1],
-        inner_rate=0.1,
-        steps=3,
-    )
-    fed.assert_close(fed.client(adapted, 1), one, rtol=1e-4, atol=1e-5)
-
-
-def test_personalization_feeds_dropout():
-    images, labels = jax.random.normal(KEY, (4, fed.FEATURES)), jnp.zeros(4, int)
-    start = fed.variables_of(fed.DropoutNet())
-
-    @jax.jit
-    def adapt(key):
-        return personalize(fed.DropoutNet(), start, images, labels, inner_rate=0.1, key=key)
-
-    ours, theirs = (adapt(jax.random.key(k)) for k in (1, 2))
-    kernels = [np.asarray(tree["params"]["Dense_1"]["kernel"]) for tree in (ours, theirs)]
-    assert abs(kernels[0] - kernels[1]).max() > 1e-4

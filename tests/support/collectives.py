@@ -10,11 +10,6 @@ _EXCHANGE = re.compile(
     r"(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast)"
     r"(?:-start)?\((.*)"
 )
-# Transfers between a device and its host, calls of the host, and arrays in its memory, S(5).
-_HOST = re.compile(
-    r"\b(?:infeed|outfeed|send|recv)(?:-done)?\(|custom_call_target=\"[^\"]*(?:callback|[Hh]ost)"
-    r"|:[^{} ]*S\(5\)"
-)
 
 
 class Collective(NamedTuple):
@@ -40,11 +35,6 @@ def collectives(text: str, devices: int) -> list[Collective]:
 def over_rows(found: list[Collective], row: int) -> list[Collective]:
     """Those in which devices of different rows of the mesh exchange, with `row` devices a row."""
     return [one for one in found if any(len({d // row for d in g}) > 1 for g in one.groups)]
-
-
-def with_host(text: str) -> list[str]:
-    """What a program exchanges with its host."""
-    return _HOST.findall(text)
 
 
 def _numbers(form: str) -> int:

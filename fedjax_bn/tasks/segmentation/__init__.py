@@ -5,8 +5,7 @@ f[B, H, W, 1] for one class, whose probability is the logit's sigmoid. Labels ar
 `data.label_trees`.
 """
 
-from fedjax_bn.engine.mask_loss import segmentation_loss
-from fedjax_bn.engine.overlap import dice_and_iou, overlaps, regions_of
+from fedjax_bn.engine.masks import dice_and_iou, overlaps, regions_of, segmentation_loss
 from fedjax_bn.tasks.segmentation.surfaces import hd95_and_assd, surface_distances, surface_scores
 
 __all__ = [

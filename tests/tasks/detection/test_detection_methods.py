@@ -42,8 +42,7 @@ TRAINED = (
 
 
 def of_name(name):
-    own = {"scaffold": {"learning_rate": 0.05}, "feddc": {"learning_rate": 0.05}}
-    own |= {"fedadam": {"eta": 0.03}, "feddg": {"spectra": 2}}
+    own = {"fedadam": {"eta": 0.03}, "feddg": {"spectra": 2}}
     return make(name, optax.sgd(0.05), **own.get(name, {}))
 
 

@@ -10,7 +10,7 @@ from scipy import ndimage
 from federations import in_float64
 from fedjax_bn import task
 from fedjax_bn.contrib import feddg
-from fedjax_bn.contrib.boundary import boundary_contrast
+from fedjax_bn.contrib.feddg import boundary_contrast
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import UNet
