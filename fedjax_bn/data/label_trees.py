@@ -84,12 +84,10 @@ def as_labels(labels: Any, place: str) -> PyTree:
     if not {MASK} <= set(labels) <= {MASK, VOLUME, SPACING}:
         raise ValueError(f"{place} have {sorted(labels)}; give {MASK}, {VOLUME} and {SPACING}")
     mask, tree = np.asarray(labels[MASK]), dict(labels)
-    # Bytes are taken as they are; of others, 256 would silently become 0 as a byte.
-    if mask.dtype in (bool, np.uint8):
-        tree[MASK] = mask.astype(np.uint8, copy=False)
-    else:
-        valid = np.ones(mask.shape, bool)
-        tree[MASK] = class_labels(mask, place, UNLABELLED + 1, valid=valid).astype(np.uint8)
+    # Of other dtypes than bytes, 256 would silently become 0 as a byte.
+    if mask.dtype not in (bool, np.uint8):
+        mask = class_labels(mask, place, UNLABELLED + 1, valid=np.ones(mask.shape, bool))
+    tree[MASK] = mask.astype(np.uint8, copy=False)
     if VOLUME in tree:
         tree[VOLUME] = class_labels(tree[VOLUME], f"{place}, {VOLUME!r},")
     if SPACING in tree:
@@ -104,7 +102,6 @@ def take(labels: PyTree, index: np.ndarray) -> PyTree:
 
 def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, padded to the greatest number of boxes per image."""
-    # Only boxes have a width of their own in each part, the greatest number of boxes of an image.
     if has_boxes(parts[0]):
         most, padded = max(part[CLASS].shape[1] for part in parts), []
         for part in parts:

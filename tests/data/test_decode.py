@@ -1,6 +1,7 @@
-"""Decoding and its cache: pixels as Pillow's, faults named together, nothing half-written."""
+"""Decoding and its cache: pixels as Pillow's, faults named, nothing half-written; and tiles."""
 
 import errno
+import io
 import os
 import resource
 import shutil
@@ -11,9 +12,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import EpsImagePlugin, Image
 
-from fedjax_bn.data.pixels.decode import decode, open_image
+from fedjax_bn.data.pixels.decode import FORMATS, cut, decode, open_image, put_together, tile_places
+from fedjax_bn.engine.inputs import UNLABELLED
 
 RNG = np.random.default_rng(0)
 
@@ -213,3 +217,110 @@ def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):
     expected = f"sum {sum(int(pillow(file, 8).sum()) for file in files)}"
     assert all(expected in line for line in lines)
     assert len(kept_in(tmp_path / "cache")) == 1
+
+
+# Formats of files
+
+GREY = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+RGB = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+
+
+def encoded(image, kind: str, **options) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def read(tmp_path, content: bytes, **options):
+    (tmp_path / "a.jpg").write_bytes(content)
+    return decode([tmp_path / "a.jpg"], 8, root=tmp_path, progress=False, **options)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_formats_of_datasets_are_opened_whatever_the_files_are_called(tmp_path, kind):
+    content = encoded(RGB, kind)
+    with Image.open(io.BytesIO(content)) as expected:
+        pixels = np.asarray(expected.convert("RGB"))
+    np.testing.assert_array_equal(read(tmp_path, content)[0][0], pixels)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "TGA"])
+def test_other_formats_of_pillow_are_not_opened_and_start_no_program(tmp_path, monkeypatch, kind):
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given: started.append(given))
+    with pytest.raises(ValueError, match=r"a\.jpg .*JPEG, PNG"):
+        read(tmp_path, encoded(RGB, kind))
+    assert not started
+
+
+def test_an_image_above_pillows_limit_is_refused_naming_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.jpg .*1600000000 pixels"):
+        read(tmp_path, b"P5 40000 40000 255\n")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, dtype):
+    with pytest.raises(ValueError, match=r"a\.jpg .*of Pillow"):
+        read(tmp_path, encoded(np.full((8, 8), 70_000, dtype), "TIFF"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path, kind):
+    images, _ = read(tmp_path, encoded(GREY, kind))
+    np.testing.assert_array_equal(images[0], np.repeat((GREY >> 8)[..., None], 3, -1))
+
+
+def tiff(values: np.ndarray, bits: int, white_is_zero: bool = False) -> bytes:
+    """A grey TIFF of one strip, its numbers packed from the highest bit on."""
+    text = "".join(f"{value:0{bits}b}" for value in values.ravel())
+    raw = bytes(int(text[k : k + 8], 2) for k in range(0, len(text), 8))
+    raw = values.astype("<u2").tobytes() if bits == 16 else raw
+    height, width = values.shape
+    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, int(not white_is_zero))]
+    tags += [(273, 8), (277, 1), (278, height), (279, len(raw))]
+    entries = b"".join(
+        tag.to_bytes(2, "little") + b"\x04\0\x01\0\0\0" + value.to_bytes(4, "little")
+        for tag, value in tags
+    )
+    start = (8 + len(raw)).to_bytes(4, "little")
+    return b"II*\0" + start + raw + len(tags).to_bytes(2, "little") + entries + bytes(4)
+
+
+@pytest.mark.parametrize(("bits", "white_is_zero"), [(16, False), (16, True), (12, False)])
+def test_numbers_of_a_tiff_mean_what_its_tags_say(bits, white_is_zero):
+    values = GREY >> (16 - bits)
+    image, _ = open_image(tiff(values, bits, white_is_zero))
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    expected = 255 - grey if white_is_zero else grey
+    np.testing.assert_array_equal(np.asarray(image)[..., 1], expected)
+
+
+# Tiles
+
+SIDES = st.integers(1, 24)
+
+
+@given(SIDES, SIDES, SIDES, st.sampled_from([(), (3,), (2, 2)]), st.sampled_from([None, 255]))
+def test_tiles_put_together_are_the_image(height, width, size, channels, fill):
+    rng = np.random.default_rng(height * 24 + width)
+    image = rng.integers(0, 255, (height, width, *channels), dtype=np.uint8)
+    tiles, places = cut(image, size, fill)
+    assert tiles.shape == (len(tile_places(height, width, size)), size, size, *channels)
+    assert np.array_equal(put_together(tiles, places, (height, width)), image)
+
+
+@given(SIDES, SIDES, SIDES)
+def test_each_labelled_pixel_of_a_mask_is_in_one_tile(height, width, size):
+    tiles, _ = cut(np.ones((height, width), np.uint8), size, UNLABELLED)
+    assert (tiles == 1).sum() == height * width
+    assert (tiles == UNLABELLED).sum() == tiles.size - height * width
+
+
+def test_the_last_tile_is_shifted_inside_and_a_small_image_is_padded_by_its_edge():
+    tiles, places = cut(np.arange(5)[None].repeat(2, 0), 2)
+    assert places.tolist() == [[0, 0], [0, 2], [0, 3]]
+    assert tiles[:, 0].tolist() == [[0, 1], [2, 3], [3, 4]]
+    masks, _ = cut(np.arange(5, dtype=np.uint8)[None].repeat(2, 0), 2, UNLABELLED)
+    assert masks[:, 0].tolist() == [[0, 1], [2, 3], [UNLABELLED, 4]]
+    assert cut(np.array([[7, 8]]), 3)[0].tolist() == [[[7, 8, 8]] * 3]
