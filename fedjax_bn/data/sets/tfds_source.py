@@ -52,10 +52,10 @@ def load_tfds(
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     builders = {name: _open_copy(folder, name) for name in domains}
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
-    options = {"max_megapixels": max_megapixels, "orientation": orientation}
+    options = {"size": image_size, "max_megapixels": max_megapixels, "orientation": orientation}
     pools, notes = [], []
     for name, builder in builders.items():
-        pool, converted = _read_pool(name, builder, classes, image_size, cache, progress, **options)
+        pool, converted = _read_pool(name, builder, classes, cache, progress, options)
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in converted]
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
@@ -108,10 +108,9 @@ def _read_pool(
     name: str,
     builder: Any,
     classes: Sequence[str],
-    size: int,
     cache: Path | None,
     progress: bool,
-    **options: Any,
+    options: dict[str, Any],
 ) -> tuple[Pool, tuple[str, ...]]:
     """Returns the samples of the classes, labelled by positions in `classes`, and notes."""
     import tensorflow_datasets as tfds
@@ -143,7 +142,7 @@ def _read_pool(
     def make(write: Write) -> tuple[str, ...]:
         def convert(k: int) -> int:
             source, row = records[k]
-            image, tag = decode_image(source[row]["image"], size, **options)
+            image, tag = decode_image(source[row]["image"], **options)
             write(image[None], k)  # threads finish in any order, so each gives its place
             return tag
 
@@ -152,7 +151,8 @@ def _read_pool(
 
     sizes = [builder.info.splits[split].num_bytes for split in counts]
     state = hash_of(str(builder.info.version), labels, sizes, classes)
-    file = f"tfds-{name.replace('/', '-')}-{size}-{options['orientation']}-{state}"
+    size, orientation = options["size"], options["orientation"]
+    file = f"tfds-{name.replace('/', '-')}-{size}-{orientation}-{state}"
     images, notes = cached_array(cache, file, (len(labels), size, size, 3), make)
     parts = parts_of(counts) if len(official) > 1 else None
     return Pool(domain, images, labels, np.concatenate(names), parts), notes
