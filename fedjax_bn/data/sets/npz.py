@@ -81,17 +81,13 @@ def read_archive(
     prefixes: dict[str, dict[str, str]] = {}  # domain -> part -> prefix of its arrays
     for prefix, domain, part in (match.groups("") for match in matches.values() if match):
         prefixes.setdefault(domain, {})[part] = prefix
-    unknown = [array for array, match in matches.items() if not match]
-    unknown += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
-    if unknown or not prefixes:
+    faults = [array for array, match in matches.items() if not match]
+    faults += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
+    faults += [f"no domain {name}" for name in domains if name not in prefixes]
+    if faults or not prefixes:
         raise ValueError(
-            f"{path} has {first_few(unknown) or 'no arrays'}; it must have {_FORM}, a domain "
-            "either whole or divided"
-        )
-    if unknown := [name for name in domains if name not in prefixes]:
-        raise ValueError(
-            f"{path} has no domain {first_few(unknown)}; data.domains may name "
-            f"{first_few(list(prefixes))}"
+            f"{path} has {first_few(faults) or 'no arrays'}; it must have {_FORM}, a domain either "
+            f"whole or divided, and those of data.domains; it has {first_few(list(prefixes))}"
         )
     chosen = {name: prefixes[name] for name in domains or prefixes}
     all_prefixes = [prefix for parts in chosen.values() for prefix in parts.values()]
