@@ -81,7 +81,6 @@ def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh."""
-
     form = jax.eval_shape(lambda state: state, state)
     if dataclasses.is_dataclass(form):  # a `PopulationState`, whose rows stay on the host
         # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.

@@ -109,18 +109,15 @@ def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
         content = dict(json.loads(path.read_text("utf-8-sig")))
         if missing := [key for key in needs if key not in content]:
             raise ValueError(f"it has no {missing[0]!r}")
-        written_by = content.get("versions", {}).get("fedjax_bn", __version__)
-    except (OSError, ValueError, TypeError, RecursionError, AttributeError) as error:
+        writer = content.get("versions", {}).get("fedjax_bn", __version__)
+        if writer != __version__:
+            raise ValueError(f"version {writer} of fedjax_bn wrote it, and this is {__version__}")
+        return content
+    except (OSError, ValueError, TypeError) as error:
         raise WorkdirError(
             f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move that folder "
             "away or give another --workdir"
         ) from error
-    if written_by != __version__:
-        raise WorkdirError(
-            f"{path} was written by version {written_by} of fedjax_bn, and this is {__version__}: "
-            "use that version, or give another --workdir"
-        )
-    return content
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -176,7 +173,7 @@ def _records(path: Path) -> dict[int, dict[str, Any]]:
     records: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         # A power cut may leave a part of a line.
-        with suppress(ValueError, RecursionError, TypeError, KeyError):
+        with suppress(ValueError, TypeError, KeyError):
             record = json.loads(line)
             records.setdefault(int(record["round"]), record)
     return records

@@ -80,7 +80,7 @@ def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> Non
     assert runs.steps(folder)
 
 
-@pytest.mark.slow  # kills at every line of the loop, in this process, are below
+@pytest.mark.slow  # kills at every write, in this process, are in test_power_cut.py
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path):
     file = tmp_path / "tiny.py"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def _once(function: Callable) -> Callable:
     opened again.
     """
 
+    @wraps(function)  # whose name is a part of the key, also where it is installed twice
     def remembered(*given: object) -> object:
         method = next(one for one in given if isinstance(one, Experiment)).method
         key = function.__name__, id(method)
