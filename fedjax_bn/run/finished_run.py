@@ -11,7 +11,7 @@ domains that are there, whose classes are those of the run (a domain need not ha
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -118,14 +118,13 @@ def evaluate(folder: Path, request: Request) -> None:
     part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    tables = [
+    of_measures = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
+    of_measures[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
+    tables: list[tuple[Any, ...]] = [
         (_transposed(result["unseen"]), f"unseen, {score} %"),
         (result["internal"], f"internal, {tested}{score} %"),
+        *((rows, title, score_tables.OF_MEASURES) for title, rows in of_measures.items()),
     ]
-    whose = f"internal, own{tested and f' ({part})'}"
-    of_measures = [(rows, f"unseen, {domain}") for domain, rows in measures["unseen"].items()]
-    of_measures += [(_transposed(measures["internal"]), whose)]
-    tables += [(*table, score_tables.OF_MEASURES) for table in of_measures]
     for rows, *words in tables:
         if rows:
             print(f"\n{score_tables.accuracies(rows, *words)}")
@@ -221,23 +220,20 @@ def _domains_to_test(
         domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
-    tested_form = form_of_labels(labels) | {
-        "shape": list(images.shape[1:]),
-        "dtype": str(images.dtype),
-        "num_classes": tested.num_classes,
-    }
-    if _in_words(tested_form) != _in_words(form):
+    facts = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+    facts_trained = (form["shape"], form["dtype"], form["num_classes"])
+    words = _in_words(*facts, form_of_labels(labels)), _in_words(*facts_trained, form)
+    if words[0] != words[1]:
         raise ConfigError(
-            f"the run was trained on samples of {_in_words(form)}, but those to test have "
-            f"{_in_words(tested_form)}: --resize brings images to the run's size"
+            f"the run was trained on samples of {words[1]}, but those to test have {words[0]}: "
+            "--resize brings images to the run's size"
         )
     return tested
 
 
-def _in_words(form: Record) -> str:
-    labels = next((kind for kind in ("masks", "boxes") if kind in form), "one class")
-    shape, dtype, classes = form["shape"], form["dtype"], form["num_classes"]
-    return f"shape {shape} ({dtype}) in {classes} classes, with {labels} each"
+def _in_words(shape: Sequence[int], dtype: str, classes: int, labels: Record) -> str:
+    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
+    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
 
 
 def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
