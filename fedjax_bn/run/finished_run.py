@@ -59,6 +59,7 @@ from fedjax_bn.training.records import Record, by_client
 from fedjax_bn.training.start import data_hash
 
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
+_State = FederatedState | PopulationState
 _OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
@@ -192,7 +193,7 @@ def _tested(
     if not experiment.task.classifies:
         result["score"] = score
     files: dict[str, _Content] = dict(plots.ablations(result["unseen"], score))
-    files |= _plots(experiment, state, tested, request, config.data.name)
+    files |= _plots(experiment, state, tested, request)
     if config.predictions and answers:
         files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
     return result, files
@@ -302,9 +303,7 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
     return built
 
 
-def _served_scores(
-    experiment: Experiment, built: Experiment, state: FederatedState | PopulationState
-) -> Record:
+def _served_scores(experiment: Experiment, built: Experiment, state: _State) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in clients_tested(built.evaluation, len(domains))]
@@ -321,10 +320,9 @@ def _served_scores(
 
 def _plots(
     experiment: Experiment,
-    state: FederatedState | PopulationState,
+    state: _State,
     tested: Dataset,
     request: Request,
-    dataset: str,
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
     variables, model = served_variables(state), experiment.model
@@ -334,7 +332,7 @@ def _plots(
     if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
-        title, end, split = f"{dataset}, {domain.name}", file_name(domain.name), whole(domain)
+        title, end, split = f"{tested.name}, {domain.name}", file_name(domain.name), whole(domain)
         samples = model, experiment.prepare, variables, split
         if request.alphas:
             values = alphas_of(*samples)
