@@ -1,13 +1,7 @@
 """fedjax_bn: federated learning under feature shift.
 
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
-  fedjax-bn config CONFIG [--config.KEY=VALUE ...]                what a run would be, untrained
-  fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
-  fedjax-bn serve --workdir DIR --export FOLDER [--client NAME]   write a model to be used
-  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write probabilities, or masks
-  fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
-  fedjax-bn list methods|models|datasets|adaptations|configs|keys|... [NAME]   what can be named
-  fedjax-bn COMMAND --help                                help on one command
+  fedjax-bn COMMAND --help                                               help on one command
 
 CONFIG is a file or the name of a packaged config, optionally with changes after a colon:
 quickstart, configs/digits.py:method=fedavg,rounds=10. The same command resumes a stopped run.

@@ -11,7 +11,7 @@ domains that are there, whose classes are those of the run (a domain need not ha
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -59,6 +59,7 @@ from fedjax_bn.training.records import Record, by_client
 from fedjax_bn.training.start import data_hash
 
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
+_State = FederatedState | PopulationState
 _OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
@@ -118,14 +119,13 @@ def evaluate(folder: Path, request: Request) -> None:
     part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    tables = [
+    of_measures = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
+    of_measures[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
+    tables: list[tuple[Any, ...]] = [
         (_transposed(result["unseen"]), f"unseen, {score} %"),
         (result["internal"], f"internal, {tested}{score} %"),
+        *((rows, title, score_tables.OF_MEASURES) for title, rows in of_measures.items()),
     ]
-    whose = f"internal, own{tested and f' ({part})'}"
-    of_measures = [(rows, f"unseen, {domain}") for domain, rows in measures["unseen"].items()]
-    of_measures += [(_transposed(measures["internal"]), whose)]
-    tables += [(*table, score_tables.OF_MEASURES) for table in of_measures]
     for rows, *words in tables:
         if rows:
             print(f"\n{score_tables.accuracies(rows, *words)}")
@@ -193,7 +193,7 @@ def _tested(
     if not experiment.task.classifies:
         result["score"] = score
     files: dict[str, _Content] = dict(plots.ablations(result["unseen"], score))
-    files |= _plots(experiment, state, tested, request, config.data.name)
+    files |= _plots(experiment, state, tested, request)
     if config.predictions and answers:
         files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
     return result, files
@@ -221,23 +221,20 @@ def _domains_to_test(
         domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
-    tested_form = form_of_labels(labels) | {
-        "shape": list(images.shape[1:]),
-        "dtype": str(images.dtype),
-        "num_classes": tested.num_classes,
-    }
-    if _in_words(tested_form) != _in_words(form):
+    facts = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+    facts_trained = (form["shape"], form["dtype"], form["num_classes"])
+    words = _in_words(*facts, form_of_labels(labels)), _in_words(*facts_trained, form)
+    if words[0] != words[1]:
         raise ConfigError(
-            f"the run was trained on samples of {_in_words(form)}, but those to test have "
-            f"{_in_words(tested_form)}: --resize brings images to the run's size"
+            f"the run was trained on samples of {words[1]}, but those to test have {words[0]}: "
+            "--resize brings images to the run's size"
         )
     return tested
 
 
-def _in_words(form: Record) -> str:
-    labels = next((kind for kind in ("masks", "boxes") if kind in form), "one class")
-    shape, dtype, classes = form["shape"], form["dtype"], form["num_classes"]
-    return f"shape {shape} ({dtype}) in {classes} classes, with {labels} each"
+def _in_words(shape: Sequence[int], dtype: str, classes: int, labels: Record) -> str:
+    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
+    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
 
 
 def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
@@ -307,9 +304,7 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
     return built
 
 
-def _served_scores(
-    experiment: Experiment, built: Experiment, state: FederatedState | PopulationState
-) -> Record:
+def _served_scores(experiment: Experiment, built: Experiment, state: _State) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in clients_tested(built.evaluation, len(domains))]
@@ -326,10 +321,9 @@ def _served_scores(
 
 def _plots(
     experiment: Experiment,
-    state: FederatedState | PopulationState,
+    state: _State,
     tested: Dataset,
     request: Request,
-    dataset: str,
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
     variables, model = served_variables(state), experiment.model
@@ -339,7 +333,7 @@ def _plots(
     if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
-        title, end, split = f"{dataset}, {domain.name}", file_name(domain.name), whole(domain)
+        title, end, split = f"{tested.name}, {domain.name}", file_name(domain.name), whole(domain)
         samples = model, experiment.prepare, variables, split
         if request.alphas:
             values = alphas_of(*samples)

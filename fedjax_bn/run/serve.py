@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -57,7 +56,13 @@ def run(
         for note in _notes(experiment, state, config.privacy.clip > 0, client):
             say(note)
         if client and not changes:  # it predicts as it does in `evaluate --internal`
-            config.adaptations = (_as_clients_predict(experiment.method.statistics),)
+            statistics = experiment.method.statistics
+            if statistics not in (None, gated_statistics):
+                raise ConfigError(
+                    "a served model does not hold the statistics rule by which the method's "
+                    "clients predict: set config.adaptations, or use load_run(WORKDIR).predict"
+                )
+            config.adaptations = ("learned_alpha" if statistics else "running",)
         variables = served_variables(state)
         if client:
             has_trained = finished.trained_clients(folder, clients, number)
@@ -116,17 +121,6 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
         scans = {key: getattr(slices, key) for key in ("channels", "crop", "plane")}
         return facts._replace(**scans, window=tuple(slices.window))
     return facts
-
-
-def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
-    """Returns the adaptation that predicts by a method's rule for its own clients."""
-    adaptations = {None: "running", gated_statistics: "learned_alpha"}
-    if statistics not in adaptations:
-        raise ConfigError(
-            "a served model does not hold the statistics rule by which the method's clients "
-            "predict: set config.adaptations, or use fedjax_bn.load_run(WORKDIR).predict"
-        )
-    return adaptations[statistics]
 
 
 def _notes(
