@@ -33,8 +33,12 @@ from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.data.domain import form_of, scored_part
+<<<<<<< HEAD
 from fedjax_bn.data.drawing import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.data.label_trees import stored
+=======
+from fedjax_bn.data.drawing import Draw, point_to, stack_clients, validation_batches
+>>>>>>> v6f
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
@@ -47,7 +51,7 @@ from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
 from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
-from fedjax_bn.training.rounds import megabytes
+from fedjax_bn.training.rounds import megabytes, stream_rounds
 from fedjax_bn.training.start import Keys, check_shapes, partition_table
 from fedjax_bn.training.workdir import write_atomically
 
@@ -67,17 +71,14 @@ class _Site(NamedTuple):
     like: FederatedState  # the form of that state
     node: Node  # the node config
     # `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled once
-    # for each population and longest of an order
+    # for each longest of an order
     train: _Train
     # makes the evaluator at its first call, because it reads the test samples
     evaluator: Callable[[], Evaluate]
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
-    """Returns a copy of a configuration without the keys that only a simulation uses.
-
-    Here one device trains one client, and the server decides which clients take part.
-    """
+    """Returns a copy without the keys of a simulation: the server decides who takes part."""
     config = config.copy_and_resolve_references()
     config.mesh.clients, config.population, config.baselines = 1, "device", ()
     config.clients_per_round = config.eval_clients = 0
@@ -99,8 +100,8 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
 def sent_personal(personal: Variables) -> Variables:
     """Returns what a client sends of its personal leaves if it serves unseen clients.
 
-    What it has measured of its own data stays: an unseen client measures its own. So does the model
-    with which it predicts instead of the shared one.
+    What it has measured of its own data stays, and the model with which it predicts instead of the
+    shared one.
     """
     return without(personal, MEASURED, OWN)
 
@@ -148,70 +149,57 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
-    """Returns `train(order, broadcast, own) -> (own, upload)`, see `_Site`.
+    """Returns `train`, see `_Site`.
 
     If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
     the host gathers a round's batches.
     """
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
-    split, number = domain.train, jnp.asarray(node.client, jnp.int32)
-    size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
-    validation: Batches = {}
+    split, count = domain.train, len(domain.train.images)
+    about: Batches = {"client": jnp.asarray(node.client, jnp.int32)}
+    if not node.reports("sizes"):
+        about["size"] = jnp.ones((), jnp.int32)
     if what_validates(config):
         batches = validation_batches([domain.validation], config.eval_batch_size)
-        validation = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
+        about["validation"] = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)
 
-    def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
+    @partial(jax.jit, static_argnums=0)
+    def draw(longest: int, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
         """Returns the samples [1, S, B] that the simulation draws for this client in a round."""
-        count = len(split.images)
         # The longest client matters only where it has fewer samples than the batch size; S does not
         # depend on it, so what others report makes no round longer.
-        sampler = work.sampler(count, max(order.longest, count))
+        sampler = work.sampler(count, longest)
         sizes = jnp.asarray([count], jnp.int32)
         return sampler(sizes, number[None], count, jax.random.fold_in(key, round))
 
-    def extra(order: Order, number: jax.Array) -> Batches:
-        population = jnp.asarray(order.population, jnp.int32)
-        return validation | {"client": number, "population": population} | size
-
     fits = megabytes([split]) <= config.data.device_megabytes
     data = stack_clients([split]) if fits else ()
-    drawn = jax.jit(draw, static_argnums=0)
 
     # The client's number and data are arguments, not constants: the clients of one machine then
     # share one program in the compilation cache.
     @partial(jax.jit, static_argnums=0)
-    def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, inputs: Any) -> Any:
-        keys, data, extra = inputs
-        batches = point_to(data, draw(order, keys.data, client, broadcast.round))
-        batches = jax.tree.map(lambda leaf: leaf[0], batches) | extra
-        return method.client(broadcast, own, batches, keys.method)
+    def resident(
+        longest: int, broadcast: Broadcast, own: Own, keys: Keys, data: Any, about: Batches
+    ) -> Any:
+        draws = draw(longest, keys.data, about["client"], broadcast.round)
+        batches = jax.tree.map(lambda leaf: leaf[0], point_to(data, draws))
+        return method.client(broadcast, own, batches | about, keys.method)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        # The order is a static argument, so fields that do not change the program are blanked.
-        order = Order("", "", 0, order.population, order.longest, False)
-        fresh = keys
+        longest, fresh = max(order.longest, count), keys
+        extra = about | {"population": jnp.asarray(order.population, jnp.int32)}
         if adds_noise(config, "client"):
             # If two trainings had the same noise, the difference of their uploads would cancel it.
             # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
             key = jax.random.key(secrets.randbits(32))
             fresh = keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
         if fits:
-            return resident(order, broadcast, own, number, (fresh, data, extra(order, number)))
-        draws = jax.device_get(drawn(order, keys.data, number, broadcast.round))
-        valid = draws.valid[0]
-        index = np.where(valid, draws.index[0], 0)  # the index of padding is out of range
-        images = np.asarray(split.images[index.reshape(-1)])
-        labels = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
-        )
-        batches = {
-            "image": images.reshape(*index.shape, *images.shape[1:]),
-            "label": labels,
-            "valid": valid,
-            "size": np.int32(len(split.images)),
-        }
-        return method.client(broadcast, own, batches | extra(order, number), fresh.method)
+            return resident(longest, broadcast, own, fresh, data, extra)
+        draws = jax.device_get(draw(longest, keys.data, extra["client"], broadcast.round))
+        round, only_client = int(broadcast.round), np.zeros(1, np.int32)
+        rows = next(stream_rounds([split], lambda _: (only_client, draws), round, round + 1))
+        batches = jax.tree.map(lambda leaf: leaf[0], rows) | extra
+        return method.client(broadcast, own, batches, fresh.method)
 
     return train
 

@@ -1,11 +1,10 @@
 """Networks of float64 that a configuration can name, in a process of its own too."""
 
-from typing import Any
+from functools import partial
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_bn.models import UNet
 from fedjax_bn.normalization import BatchNorm
 
 
@@ -35,9 +34,14 @@ class DoubleImageNet(nn.Module):
         return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
 
 
-class DoubleUNet(UNet):
-    """A tiny U-Net."""
+class DoublePixels(nn.Module):
+    """A batch norm between two convolutions of single pixels; gives logits of each pixel."""
 
-    width: int = 2
-    levels: int = 1
-    param_dtype: Any = jnp.float64
+    num_classes: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        single = partial(nn.Conv, kernel_size=(1, 1), param_dtype=jnp.float64)
+        x = single(4, name="in")(x.astype(jnp.float64))
+        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x))
+        return single(self.num_classes, name="out")(x)

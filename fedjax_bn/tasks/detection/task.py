@@ -203,24 +203,21 @@ def detection(
     return Task(loss, Score(score, of_batch, of_all))
 
 
-def mean_average_precision(
-    images: DetectedImages, thresholds: Sequence[float] = (0.5,), limit: int = _MOST
-) -> float:
+def mean_average_precision(images: DetectedImages, thresholds: Sequence[float] = (0.5,)) -> float:
     """Returns mAP in percent, the mean over thresholds and classes with boxes; NaN without boxes.
 
     Args:
       images: detections and true boxes of all images.
       thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
-      limit: number of detections per class and image that count, the best ones.
     """
     images = DetectedImages(*map(np.asarray, images))
     present = np.unique(images.true_classes[images.true_classes >= 0])
-    values = [_average_precision(images, number, thresholds, limit) for number in present.tolist()]
+    values = [_average_precision(images, number, thresholds) for number in present.tolist()]
     return 100 * float(np.mean(values)) if values else float("nan")
 
 
 def _average_precision(
-    images: DetectedImages, number: int, thresholds: Sequence[float], limit: int
+    images: DetectedImages, number: int, thresholds: Sequence[float]
 ) -> np.ndarray:
     """Returns the average precision f64[thresholds] in [0, 1] for one class with boxes."""
     scores, right, ignored = [], [], []
@@ -229,7 +226,7 @@ def _average_precision(
     true = (images.true_classes == number) | crowd
     for image in np.flatnonzero(detected.any(1)):
         index = np.flatnonzero(detected[image])
-        index = index[np.argsort(-images.scores[image, index], kind="stable")][:limit]
+        index = index[np.argsort(-images.scores[image, index], kind="stable")][:_MOST]
         true_index = np.flatnonzero(true[image])
         true_index = true_index[np.argsort(crowd[image, true_index], kind="stable")]
         right_of_image, ignored_of_image = _match(

@@ -159,7 +159,8 @@ def test_only_the_best_hundred_of_a_class_and_image_count():
         scores=np.broadcast_to(np.linspace(1, 0, 160), (8, 160)),
     )
     assert mean_average_precision(some) == by_coco(some, classes=1)[1] == 0
-    assert mean_average_precision(some, limit=160) > 0
+    shorter = some._replace(boxes=some.boxes[:, 20:], scores=some.scores[:, 20:])
+    assert mean_average_precision(shorter._replace(classes=some.classes[:, 20:])) > 0
 
 
 def kept_of(some, size):
