@@ -10,7 +10,7 @@ from absl import logging
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments import errors
-from fedjax_bn.run import commands, train  # noqa: F401  # `talk` looks at what they import
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.together import any_asked, by_first, join, require_same
