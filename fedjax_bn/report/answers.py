@@ -5,22 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
 from fedjax_bn.data.domain import part_of_all
-from fedjax_bn.report.blocks import (
-    Block,
-    Explanation,
-    Folded,
-    Group,
-    Heading,
-    HeatMap,
-    Paragraphs,
-    Picture,
-    SortableTable,
-    TableCell,
-)
+from fedjax_bn.report.blocks import TableCell, block, heat_map, picture
 from fedjax_bn.report.finished_runs import Run, Variant, samples_scored
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.tasks.figures import on_plot, png
@@ -59,7 +49,7 @@ def forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]
     return dice | _MEASURES
 
 
-def measures_section(variants: Sequence[Variant]) -> list[Block]:
+def measures_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
     run = variants[0].runs[0]
     inside, outside = _measures_of(variants)
@@ -67,7 +57,7 @@ def measures_section(variants: Sequence[Variant]) -> list[Block]:
         return []
     forms = forms_of_measures(run.data.get("classes", []))
     clients, domains = _whose(variants, "internal"), _whose(variants, "unseen")
-    overview: list[Block] = [Explanation(run.score, samples_scored(variants))]
+    overview = [block("explanation", run.score, samples_scored(variants))]
     for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
         means = {  # the recorded mean over clients; unseen domains have none: the mean over all
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
@@ -75,7 +65,7 @@ def measures_section(variants: Sequence[Variant]) -> list[Block]:
         }
         recorded = {name for measures in rows.values() for name in measures}
         overview += _table(whom, means, {n: form for n, form in forms.items() if n in recorded})
-    details: list[Block] = []
+    details = []
     for name, (head, form, is_gain) in forms.items():
         for whom, rows in ((clients, inside), (domains, outside)):
             scores = {label: values[name] for label, values in rows.items() if name in values}
@@ -83,7 +73,7 @@ def measures_section(variants: Sequence[Variant]) -> list[Block]:
                 column: (column, form, is_gain) for values in scores.values() for column in values
             }
             details += _table(f"{head}, {whom}", scores, columns)
-    return [*overview, Folded("By client and domain", details)]
+    return [*overview, block("folded", "By client and domain", details)]
 
 
 def _whose(variants: Sequence[Variant], whom: str) -> str:
@@ -119,7 +109,7 @@ def _table(
     caption: str,
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
-) -> list[Block]:
+) -> list[Markup]:
     """Returns a table of means over seeds, the best of each column bold; [] without rows.
 
     `rows` has label -> column -> values of the seeds, `columns` the forms of `forms_of_measures`.
@@ -134,17 +124,17 @@ def _table(
         for line, mean in zip(cells, means, strict=True):
             line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
     heads = ["", *(head for head, _, _ in columns.values())]
-    return [SortableTable(caption[:1].upper() + caption[1:], heads, cells)]
+    return [block("sortable_table", caption[:1].upper() + caption[1:], heads, cells)]
 
 
-def mistakes_section(variants: Sequence[Variant]) -> list[Block]:
+def mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns accuracy by class, confusions and mistakes, each from a variant's first seed."""
     runs = [(variant, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs or runs[0][1].score != "accuracy":
         return []
     names = _class_names(runs[0][1])
     recall = {}
-    folds: list[Block] = []
+    folds: list[Markup] = []
     for variant, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
@@ -157,12 +147,12 @@ def mistakes_section(variants: Sequence[Variant]) -> list[Block]:
         unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
         for key, answered in unseen[:_ROWS]:
             matrices += _confusions(heading(key), answered.confusion, names)
-        inside = [Group(matrices, "side"), *_worst_mistakes(run, names)]
+        inside = [block("group", matrices, "side"), *_worst_mistakes(run, names)]
         title = f"{variant.label}, seed {run.seed}: classes (rows) by answers (columns)"
-        folds.append(Folded(title, inside, is_open=not folds))
+        folds.append(block("folded", title, inside, is_open=not folds))
     if recall:
         title = "Accuracy by class in percent, the samples of all clients or domains together"
-        return [HeatMap(title, [*recall], names, np.stack([*recall.values()]), "{:.0f}"), *folds]
+        return [heat_map(title, [*recall], names, np.stack([*recall.values()]), "{:.0f}"), *folds]
     return folds
 
 
@@ -183,34 +173,36 @@ def _summed_confusions(run: Run, adaptation: str) -> np.ndarray | None:
     return np.sum(matrices, axis=0) if matrices else None
 
 
-def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> list[Block]:
+def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> list[Markup]:
     if matrix is None:
         return []
     if len(names) <= _WIDE:
         # NaN leaves a cell empty, so that the confusions stand out
         values = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(values, matrix.diagonal())
-        return [HeatMap(title, names, names, values, "{:.0f}")]
+        return [heat_map(title, names, names, values, "{:.0f}")]
     mistaken = matrix.copy()
     np.fill_diagonal(mistaken, 0)
     order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
     pairs = zip(*np.unravel_index(order, mistaken.shape), strict=True)
     rows = [(names[i], names[j], mistaken[i, j]) for i, j in pairs if mistaken[i, j]]
-    return [SortableTable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)]
+    return [
+        block("sortable_table", f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
+    ]
 
 
-def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Block]:
+def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
     """Returns the pictures of the most confident mistakes of some clients and domains."""
-    blocks: list[Block] = []
+    blocks = []
     for (name, adaptation), answered in list(run.answers.items())[:_ROWS]:
         if answered.mistakes:
             whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
             pictures = [_picture(mistake, names) for mistake in answered.mistakes]
-            blocks += [Paragraphs([whom], "soft"), Group(pictures, "mistakes")]
-    return [Heading("Most confident mistakes"), *blocks] if blocks else []
+            blocks += [block("paragraphs", [whom], "soft"), block("group", pictures, "mistakes")]
+    return [block("heading", "Most confident mistakes"), *blocks] if blocks else []
 
 
-def _picture(mistake: Mistake, names: Sequence[str]) -> Picture:
+def _picture(mistake: Mistake, names: Sequence[str]) -> Markup:
     """Returns a sample u8[H, W, 1 or 3], or f[F] as a strip, with its label and the answer."""
     pixels = mistake.picture
     if pixels.ndim == 1:
@@ -222,30 +214,26 @@ def _picture(mistake: Mistake, names: Sequence[str]) -> Picture:
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
     answer = f"{names[mistake.answer]} ({100 * mistake.confidence:.0f} %)"
     title = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
-    return Picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))
+    return picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))
 
 
-def masks_section(variants: Sequence[Variant]) -> list[Block]:
+def masks_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
     if not runs:
         return []
-    about = Explanation("spread", samples_scored(variants))
-    blocks: list[Block] = [Heading("Dice by volume"), about]
+    about = block("explanation", "spread", samples_scored(variants))
+    blocks = [block("heading", "Dice by volume"), about]
     for label, run in runs:
-        blocks.append(Picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
-    blocks += [Heading("Truth and prediction"), Explanation("truth")]
+        blocks.append(picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [block("heading", "Truth and prediction"), block("explanation", "truth")]
     for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
-        title = f"{label}, seed {run.seed}"
-        picture = Picture(f"Masks of {title}", _draw_masks(run))
-        blocks.append(Folded(title, [picture], is_open=number == 0))
+        title, masks = f"{label}, seed {run.seed}", _labelled(run, _PICTURED)
+        rows = {name: answered.pictures for name, answered in masks.items()}
+        drawn = overlays(rows, run.data.get("classes", []))
+        inside = [picture(f"Masks of {title}", drawn)]
+        blocks.append(block("folded", title, inside, is_open=number == 0))
     return blocks
-
-
-def _draw_masks(run: Run) -> bytes:
-    """Draws the best, median and worst masks of some clients and unseen domains, as PNG."""
-    rows = {label: answered.pictures for label, answered in _labelled(run, _PICTURED).items()}
-    return overlays(rows, run.data.get("classes", []))
 
 
 def _labelled(run: Run, most: int) -> dict[str, AnsweredMasks]:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_bn.report.answers import forms_of_measures
-from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs
+from fedjax_bn.report.blocks import block
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.training.records import Record, some_of
@@ -50,43 +51,13 @@ class _Line(NamedTuple):
     y: np.ndarray
 
 
-class _DrawnLine(NamedTuple):
-    """A curve in coordinates of SVG, with its values."""
-
-    name: str
-    look: _Look
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]]  # an outline; empty without limits
-    has_dots: bool
-    x: Sequence[int]
-    y: Sequence[float]
-
-
-class Curves(NamedTuple):
-    """A section of charts with their key; of several panels the script shows one at a time."""
-
-    title: str
-    looks: Mapping[str, _Look]  # name of a line -> its look; the names are the key
-    panels: Mapping[str, Sequence[Block]]
-
-
-class Chart(NamedTuple):
-    """A figure of curves over rounds."""
-
-    title: str
-    heights: Sequence[tuple[float, float]]  # (coordinate, value) of the ticks of the y-axis
-    places: Sequence[tuple[float, float]]  # likewise of the x-axis
-    lines: Sequence[_DrawnLine]  # those in colour last, because SVG draws later elements on top
-    box: tuple[int, int, int, int] = _BOX
-
-
 _Columns = dict[str, list[_Line]]  # column -> a line for each variant (and adaptation)
 
 
-def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
+def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Markup]:
     """Returns charts over rounds; of many lines those of the tables' best rows are coloured."""
     forms = forms_of_measures(variants[0].runs[0].data.get("classes", []))
-    blocks: list[Block] = []
+    blocks = []
     for whom, table, key, measures in (
         ("internal clients", tables[0], "accuracy", "measures"),
         ("unseen domains", tables[-1], "unseen", "unseen_measures"),
@@ -105,7 +76,7 @@ def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) ->
     return blocks
 
 
-def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Block]:
+def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Markup]:
     """Returns panels of charts with their key; all but the first fold single clients anyway."""
     panels = {head: columns for head, columns in panels.items() if columns}
     lines = [line for columns in panels.values() for drawn in columns.values() for line in drawn]
@@ -113,12 +84,12 @@ def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool
         return []
     if all(len(line.x) < 2 for line in lines):
         note = "One round was evaluated: there is no curve."
-        return [Heading(title), Paragraphs([note], "soft")]
+        return [block("heading", title), block("paragraphs", [note], "soft")]
     looks = _looks_of(lines, table)
     drawn = {}
     for head, columns in panels.items():
         drawn[head] = _panel(columns, looks, fold or bool(drawn))
-    return [Curves(title, looks, drawn)]
+    return [block("curves", title, looks, drawn)]
 
 
 def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
@@ -131,26 +102,26 @@ def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
     return {name: look._replace(on=name in coloured) for name, look in looks.items()}
 
 
-def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Block]:
+def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Markup]:
     """Returns a chart for each column, the mean first; `fold` folds those of single clients."""
     chosen = sorted(columns, key=lambda column: column != MEAN)
-    notes: list[Block] = []
+    notes = []
     if len(chosen) > _MOST_CHARTS:
-        notes = [Paragraphs([f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
+        notes = [block("paragraphs", [f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
         chosen = [chosen[i] for i in some_of(len(chosen), _MOST_CHARTS)]
-    charts: dict[str, Chart] = {}
+    charts = {}
     for column in chosen:
         lines = [line._replace(look=looks[line.name]) for line in columns[column]]
         charts[column] = _chart(column, lines)
     # the mean stands above, because charts of all clients would fill the page
     if not fold or len(charts) == 1 or MEAN not in charts:
-        return [*notes, Group([*charts.values()], "charts")]
-    mean = charts.pop(MEAN)
-    by_client = Folded("By client", [*notes, Group([*charts.values()], "charts")])
-    return [Group([mean], "charts"), by_client]
+        return [*notes, block("group", [*charts.values()], "charts")]
+    mean = block("group", [charts.pop(MEAN)], "charts")
+    by_client = [*notes, block("group", [*charts.values()], "charts")]
+    return [mean, block("folded", "By client", by_client)]
 
 
-def _chart(title: str, lines: Sequence[_Line]) -> Chart:
+def _chart(title: str, lines: Sequence[_Line]) -> Markup:
     """Returns a chart; each line has a point or more."""
     ys = np.concatenate([line.y.ravel() for line in lines])
     rounds = [number for line in lines for number in line.x]
@@ -165,7 +136,7 @@ def _chart(title: str, lines: Sequence[_Line]) -> Chart:
         return _coordinates(values, heights, bottom, top)
 
     drawn = []
-    for line in sorted(lines, key=lambda line: line.look.on):
+    for line in sorted(lines, key=lambda line: line.look.on):  # SVG draws later lines on top
         chosen = some_of(len(line.x), _MOST_POINTS)
         x, y = [line.x[i] for i in chosen], line.y[chosen]
         band = []
@@ -176,9 +147,9 @@ def _chart(title: str, lines: Sequence[_Line]) -> Chart:
         means = y.mean(1).tolist()
         points = list(zip(across(x), up(means), strict=True))
         has_dots = len(points) <= _MOST_DOTS
-        drawn.append(_DrawnLine(line.name, line.look, points, band, has_dots, x, means))
-    rows = (zip(up(heights), heights, strict=True), zip(across(places), places, strict=True))
-    return Chart(title, *map(list, rows), drawn)
+        drawn.append(block("line", line.name, line.look, x, means, points, band, has_dots))
+    rows = [*zip(up(heights), heights, strict=True)], [*zip(across(places), places, strict=True)]
+    return block("chart", title, *rows, drawn, _BOX)
 
 
 def _coordinates(

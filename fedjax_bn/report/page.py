@@ -6,23 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.report.answers import masks_section, measures_section, mistakes_section
-from fedjax_bn.report.blocks import (
-    Block,
-    Commands,
-    Explanation,
-    Folded,
-    Group,
-    Heading,
-    HeatMap,
-    Paragraphs,
-    SortableTable,
-    TableCell,
-    picture_of_run,
-    write_page,
-)
+from fedjax_bn.report.blocks import TableCell, block, heat_map, picture, write_page
 from fedjax_bn.report.comparison import first_screen, text_files
 from fedjax_bn.report.curves import convergence_section
 from fedjax_bn.report.finished_runs import (
@@ -117,13 +105,13 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
     several = len(groups) > 1  # then details are folded, or the tables would be far apart
-    tables_of_all: list[Block] = []
-    details: list[Block] = []
+    tables_of_all = []
+    details = []
     for name, (variants, left_out, tables) in groups.items():
         if several:
-            tables_of_all.append(Heading(name, 2))
+            tables_of_all.append(block("heading", name, 2))
         tables_of_all += first_screen(variants, tables)
-        tables_of_all.append(Paragraphs(left_out, "missing"))
+        tables_of_all.append(block("paragraphs", left_out, "missing"))
         sections = {
             "Convergence": convergence_section(variants, tables),
             "Batch norm": _batch_norm_section(variants),
@@ -134,21 +122,22 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
             "Data": _data_section(variants),
             "How it was made": _runs_section(variants),
         }
-        blocks: list[Block] = []
+        blocks = []
         for head, inside in sections.items():
-            blocks += [Heading(head, 2), *inside] if inside else []
-        details += [Folded(f"{name} in detail", blocks)] if several else blocks
-    return write_page(title, [*tables_of_all, Paragraphs(notes, "missing"), *details])
+            blocks += [block("heading", head, 2), *inside] if inside else []
+        details += [block("folded", f"{name} in detail", blocks)] if several else blocks
+    return write_page(title, [*tables_of_all, block("paragraphs", notes, "missing"), *details])
 
 
-def _batch_norm_section(variants: Sequence[Variant]) -> list[Block]:
+def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
-    maps: list[Block] = []
+    maps = []
     shared = []
     for variant in variants:
         run = variant.runs[0]
         if rows := _distances_of(run):
-            maps.append(Folded(f"{variant.label}, seed {run.seed}", rows, is_open=not maps))
+            title = f"{variant.label}, seed {run.seed}"
+            maps.append(block("folded", title, rows, is_open=not maps))
         else:
             shared.append(variant.label)
     note = (
@@ -156,44 +145,46 @@ def _batch_norm_section(variants: Sequence[Variant]) -> list[Block]:
         "are at hand), so that all have the same."
     )
     return [
-        *([Explanation("distances")] if maps else []),
+        *([block("explanation", "distances")] if maps else []),
         *maps,
-        Paragraphs([note] if shared else [], "missing"),
+        block("paragraphs", [note] if shared else [], "missing"),
     ]
 
 
-def _distances_of(run: Run) -> list[Block]:
+def _distances_of(run: Run) -> list[Markup]:
     """Returns a run's heat maps, a row of two rounds for each kind; [] if it wrote no distances."""
     moments = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
     moments = {title: distances for title, distances in moments.items() if distances is not None}
-    rows: list[Block] = []
+    rows = []
     for kind, title in _TITLES.items() if moments else ():
         values = {moment: distances.values[kind] for moment, distances in moments.items()}
         finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in values.values()])
         if len(finite):
+            scale = {"greatest": float(finite.max())}  # one colour scale for both rounds
             maps = []
             for moment, matrix in values.items():
                 names = moments[moment].layers, moments[moment].clients
-                maps.append(HeatMap(f"{title}, {moment}", *names, matrix))
-            # one colour scale for both rounds
-            rows.append(Group([m._replace(greatest=float(finite.max())) for m in maps], "side"))
+                maps.append(heat_map(f"{title}, {moment}", *names, matrix, **scale))
+            rows.append(block("group", maps, "side"))
     return rows
 
 
-def _data_section(variants: Sequence[Variant]) -> list[Block]:
+def _data_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns pictures of the first run's data, and its class counts by client in each part."""
     run = variants[0].runs[0]
     scored = samples_scored([Variant("", (run,))]).replace("samples", "images")
-    blocks: list[Block] = []
+    blocks = []
     for name, title in _PICTURES.items():
-        blocks += picture_of_run(run.folder / "plots" / f"{name}.png", title.format(scored))
+        path, title = run.folder / "plots" / f"{name}.png", title.format(scored)
+        if path.exists():
+            blocks += [block("heading", title), picture(title, path.read_bytes())]
     if not (data := run.data):  # of a server, which sees no data
         return blocks
     counted = "pixels" if data.get("masks") else "boxes" if data["boxes"] else "samples"
-    blocks.append(Heading(f"{counted.capitalize()} by class and client"))
+    blocks.append(block("heading", f"{counted.capitalize()} by class and client"))
     if len(data["clients"]) < data["number"]:
         selection = f"{len(data['clients'])} of {data['number']:,} clients."
-        blocks.append(Paragraphs([selection], "soft"))
+        blocks.append(block("paragraphs", [selection], "soft"))
     unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
     parts_of = data["clients"] | unseen
     for split in ("train", "validation", "test"):
@@ -203,11 +194,11 @@ def _data_section(variants: Sequence[Variant]) -> list[Block]:
             if len(heads) > _MOST_CLASSES:
                 heads = [f"least of {len(heads)} classes", "median", "most"]
                 counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
-            blocks.append(HeatMap(f"{split}: {counted}", list(rows), heads, counts, "{:,.0f}"))
+            blocks.append(heat_map(f"{split}: {counted}", list(rows), heads, counts, "{:,.0f}"))
     return blocks
 
 
-def _absences_section(variants: Sequence[Variant]) -> list[Block]:
+def _absences_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns a table of the clients and nodes that a Flower server left out; [] without any."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for run in (run for variant in variants for run in variant.runs):
@@ -221,22 +212,23 @@ def _absences_section(variants: Sequence[Variant]) -> list[Block]:
     ]
     about = "Clients whose upload was left out, and nodes that were refused as clients."
     heads = ("folder", "who", "why", "rounds", "first", "last")
-    return [SortableTable(about, heads, rows)] if rows else []
+    return [block("sortable_table", about, heads, rows)] if rows else []
 
 
-def _runs_section(variants: Sequence[Variant]) -> list[Block]:
+def _runs_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns the runs' costs, changed keys, commands, notes, versions and devices."""
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
     notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
+    head = "Notes on the data and the start"
     about = "MB: what a client receives and sends in a round."
     return [
-        Heading("Time and traffic"),
-        SortableTable(about, _COSTS, [_costs(label, run) for label, run in runs]),
-        Heading("Commands"),
-        Commands(list(dict.fromkeys(_command(run) for _, run in runs))),
-        *([Heading("Notes on the data and the start"), Paragraphs(notes)] if notes else []),
-        Heading("Versions and devices"),
-        Paragraphs(list(dict.fromkeys(_machine(run) for _, run in runs))),
+        block("heading", "Time and traffic"),
+        block("sortable_table", about, _COSTS, [_costs(label, run) for label, run in runs]),
+        block("heading", "Commands"),
+        block("commands", list(dict.fromkeys(_command(run) for _, run in runs))),
+        *([block("heading", head), block("paragraphs", notes)] if notes else []),
+        block("heading", "Versions and devices"),
+        block("paragraphs", list(dict.fromkeys(_machine(run) for _, run in runs))),
     ]
 
 

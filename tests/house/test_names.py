@@ -15,8 +15,7 @@ from fedjax_bn.arguments.text import cell, file_name, shown
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import blocks, page
 from fedjax_bn.report.comparison import text_files
-from fedjax_bn.report.intervals import Interval
-from fedjax_bn.report.results import Cell, Row, Table
+from fedjax_bn.report.results import Cell, Interval, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.callbacks.tensorboard import scalars_of
@@ -75,8 +74,8 @@ class _Reader(html.parser.HTMLParser):
 def test_a_page_shows_a_name_and_nothing_else(text):
     """In an element, in a title and in an attribute."""
     reader = _Reader()
-    picture = blocks.Picture(text, b"")
-    reader.feed(blocks.write_page(text, [blocks.Heading(text), picture]).partition("<body>")[2])
+    parts = [blocks.block("heading", text), blocks.picture(text, b"")]
+    reader.feed(blocks.write_page(text, parts).partition("<body>")[2])
     reader.close()
     assert reader.tags == ["h1", "h3", "img", "script"]
     assert [value for _, value in reader.attributes[:2]] == [shown(text)] * 2

@@ -13,7 +13,7 @@ from sklearn import metrics
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import Split
-from fedjax_bn.report.intervals import difference_of_parts, over_seeds, welch
+from fedjax_bn.report.results import difference_of_parts, over_seeds, welch
 from fedjax_bn.task import accuracy, classification, confusion
 from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.answers import (
