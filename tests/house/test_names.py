@@ -19,7 +19,7 @@ from fedjax_bn.report.results import Cell, Interval, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training import data_plots
 from fedjax_bn.training.callbacks.tensorboard import scalars_of
-from fedjax_bn.training.evaluation.answers import Answers, KeptAnswers, predictions_of
+from fedjax_bn.training.evaluation.answers import Answers, predictions_of
 
 ODD = (
     *("../../evil", "..", ".", "", "/etc/passwd", "a\\b", "C:evil", "~root", "$HOME", "a$b$c"),
@@ -142,7 +142,7 @@ def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
 def _of_answers(name):
     answers = Answers(np.array([[-1.0, 1.0]]), np.array([0]))
     split = Split(np.zeros((1, 2)), np.array([0]), names=np.array([name]))
-    return predictions_of({(name, name): KeptAnswers(answers, split)}, "csv")
+    return predictions_of({(name, name): (answers, split, "test")}, "csv")
 
 
 def _of_report(name):

@@ -30,13 +30,7 @@ from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
-from fedjax_bn.training.evaluation.answers import (
-    AnyAnswers,
-    Keep,
-    KeptAnswers,
-    answering,
-    measures_of,
-)
+from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, answering
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
@@ -128,7 +122,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         for k in some_of(len(names), limit) if size else range(len(names)):
             answers = scores["accuracy"][k]
             if keep is not None and isinstance(answers, AnyAnswers):
-                keep[names[k], ""] = KeptAnswers(answers, tests[k], scored_part([domains[k]]))
+                keep[names[k], ""] = answers, tests[k], scored_part([domains[k]])
         return record
 
     return evaluate
@@ -328,9 +322,8 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def evaluate(state: AnyState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
-            variables, answers = received, {}
-            if adapt:
-                variables = adapt[name](received, frozen=state.frozen)
+            variables = adapt[name](received, frozen=state.frozen) if adapt else received
+            scores[name] = {}
             for adaptation, choice in choices.items():
                 # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
@@ -342,12 +335,12 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     order = scoring.in_order(Split(number, number), choice.order).images
                     answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = KeptAnswers(answer, split, parts_of_domains[name])
-                answers[adaptation] = answer
-            scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
-            measures[name] = measures_of(answers, split)
-        measured = {"unseen_measures": measures} if any(measures.values()) else {}
-        return {"unseen": scores} | measured
+                        keep[name, adaptation] = answer, split, parts_of_domains[name]
+                    values = answer.measures(split).items()
+                    rows = measures.setdefault(name, {})
+                    rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
+                scores[name][adaptation] = _percent(answer)
+        return {"unseen": scores} | ({"unseen_measures": measures} if measures else {})
 
     return evaluate
 
