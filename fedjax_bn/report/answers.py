@@ -16,7 +16,7 @@ from fedjax_bn.report.results import MEAN
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.tasks.segmentation.overlays import overlays
 from fedjax_bn.training.evaluation.answers import AnsweredMasks, Mistake
-from fedjax_bn.training.evaluation.per_sample import of_part
+from fedjax_bn.training.evaluation.plots import of_part
 from fedjax_bn.training.score_tables import heading
 
 # name in a summary -> (column head, number format, whether more is better)

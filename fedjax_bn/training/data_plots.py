@@ -14,7 +14,7 @@ from fedjax_bn.tasks.detection.found_boxes import draw_box
 from fedjax_bn.tasks.figures import in_lines, on_plot, png
 from fedjax_bn.tasks.segmentation.overlays import class_legend, coloured
 from fedjax_bn.training.evaluation.answers import small_mask, small_picture
-from fedjax_bn.training.evaluation.per_sample import class_names
+from fedjax_bn.training.evaluation.plots import class_names
 from fedjax_bn.training.records import Record, some_of
 from fedjax_bn.training.workdir import write_json, write_picture
 

@@ -8,7 +8,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.training.callbacks.profile import Profile
+from fedjax_bn.training.callbacks.watching import Profile
 
 
 def events_of(folder):

@@ -3,7 +3,7 @@
 import pytest
 
 import runs
-from fedjax_bn.training.callbacks.progress import Progress
+from fedjax_bn.training.callbacks.watching import Progress
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,7 @@ from fedjax_bn.models.masks import COLLECTION, FEATURES, split_masks
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.answers import npz_bytes
-from fedjax_bn.training.evaluation.per_sample import features_of
-from fedjax_bn.training.evaluation.plots import masked_features
+from fedjax_bn.training.evaluation.plots import features_of, masked_features
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.population import AnyState, PopulationState

@@ -17,12 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import ensemble, with_clients
-from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
-from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.hooks import predicting
@@ -348,23 +345,6 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
 def _percent(score: AnyAnswers | float) -> float:
     """Returns the score of answers, and a number unchanged."""
     return score.percent if isinstance(score, AnyAnswers) else score
-
-
-def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
-    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
-
-    def first_prediction(spelling: str, state: Any, images: jax.Array, valid: jax.Array) -> Any:
-        init, predict = experiment.adaptations[spelling].adaptation
-        variables = served_variables(state, [spelling])
-        images = experiment.prepare(images, parameter_dtype(variables))
-        return predict(variables, init(variables), images, valid)
-
-    for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
-        like, size = experiment.unseen[0].test.images, choice.batch_size
-        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
-        valid = jax.ShapeDtypeStruct((size,), bool)
-        with naming(f"config.adaptations={brief(spelling)} on config.model"):
-            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
 
 
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
