@@ -53,7 +53,7 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
     named = {score_tables.heading(key): row for key, row in rows.items()}
-    score = score_tables.score_of(next(iter(by_target.values()))[0])
+    score = next(iter(by_target.values()))[0].get("score", "accuracy")
     print(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
@@ -129,7 +129,7 @@ def _samples(domain: Domain) -> str:
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     """Tests a finished run without training, and prints its scores and the files written."""
     result, files = evaluate_finished.run(folder, request)
-    part, score = score_tables.part_tested(result), score_tables.score_of(result)
+    part, score = score_tables.part_tested(result), result.get("score", "accuracy")
     tested = "" if part == "test" else f"{part} "
     tables = {
         f"unseen, {score} %": _transposed(result["unseen"]),

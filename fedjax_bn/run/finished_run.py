@@ -47,11 +47,11 @@ from fedjax_bn.run.experiment.datasets import (
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import workdir
-from fedjax_bn.training.evaluation import evaluate, plots
+from fedjax_bn.training import plots, workdir
+from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
-from fedjax_bn.training.evaluation.plots import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
+from fedjax_bn.training.plots import alphas_of, features_of
 from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.records import Record, by_client

@@ -21,14 +21,13 @@ from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
 from fedjax_bn.training.callbacks.watching import Profile, Progress, TensorBoard, Warnings
-from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
-from fedjax_bn.training.evaluation.plots import draw_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
+from fedjax_bn.training.plots import draw_boxes, write_data_plots
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
     Record,

@@ -95,10 +95,8 @@ def check_shapes(
 ) -> None:
     """Traces the first state, a client's round and the server's step; nothing is compiled.
 
-    `clients` is K if the state has only one row, else 0.
-
-    Raises:
-      ValueError: the model, the method and their arguments do not suit each other.
+    `clients` is K if the state has only one row, else 0. Raises ValueError if the model, the method
+    and their arguments do not suit each other.
     """
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
@@ -169,10 +167,11 @@ def batches_of_one(experiment: Experiment) -> Batches:
 def data_hash(experiment: Experiment) -> str:
     """Returns the SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
-    data, trace = fingerprint(experiment.internal._replace(domains=domains)), b""
-    if experiment.participation.trace is not None:
-        trace = experiment.participation.trace.tobytes()
-    return hashlib.sha256(data.encode() + trace).hexdigest() if trace else data
+    data = fingerprint(experiment.internal._replace(domains=domains))
+    trace = experiment.participation.trace
+    if trace is None:
+        return data
+    return hashlib.sha256(data.encode() + trace.tobytes()).hexdigest()
 
 
 def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:

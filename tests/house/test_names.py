@@ -17,7 +17,7 @@ from fedjax_bn.report import blocks, page
 from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.results import Cell, Interval, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
-from fedjax_bn.training import data_plots
+from fedjax_bn.training import plots
 from fedjax_bn.training.callbacks.watching import scalars_of
 from fedjax_bn.training.evaluation.answers import Answers, predictions_of
 
@@ -94,8 +94,8 @@ def test_a_plot_shows_a_name_and_no_formula():
     assert [entry.get_text() for entry in axes.get_legend().get_texts()] == labels
     assert png(figure)
     dataset = domains("$a$/0", "猫", "_hidden", "\udcff", "\ta\n", count=4)
-    assert data_plots.draw_class_counts(dataset)
-    assert data_plots.samples(list(dataset.domains[:4]), count=2)
+    assert plots.draw_class_counts(dataset)
+    assert plots.samples(list(dataset.domains[:4]), count=2)
 
 
 def domains(*names: str, count: int = 8) -> Dataset:

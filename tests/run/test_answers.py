@@ -102,14 +102,14 @@ def test_seeds_that_are_not_shared_are_compared_as_welch_does():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A finished run of FedBN with every sample's probabilities."""
-    place = tmp_path_factory.mktemp("answers") / "run"
-    texts = ("running", "tsmobn")
-    return runs.finished(place, rounds=4, predictions="csv", adaptations=texts)
+    """A finished run of FedBN, which other modules have too."""
+    return runs.finished(tmp_path_factory.mktemp("answers") / "run")
 
 
 @pytest.mark.slow
-def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(folder):
+def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(tmp_path):
+    keys = {"predictions": "csv", "adaptations": ("running", "tsmobn")}
+    folder = runs.finished(tmp_path / "run", rounds=4, **keys)
     # JSON has no NaN: what is not defined is null.
     summary = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
     rows = {}
@@ -152,21 +152,19 @@ def test_the_answers_that_a_report_reads_are_those_of_the_summary(folder):
 
 
 def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
-    config = runs.config(rounds=4, predictions="csv", adaptations=("running", "tsmobn"))
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)
-        _, _, start = runs.train.prepare(config)
+        _, _, start = runs.train.prepare(runs.config())
     summary = json.loads((folder / "summary.json").read_text())
     state = runs.saved(folder, jax.eval_shape(start), "selected", summary["selected_round"])
-    found = read_distances(folder, "selected")
-    assert found.clients == ["ant", "bee", "cow"]
-    for layer, row in zip(found.layers, found.values["scale"], strict=True):
+    found, first = (read_distances(folder, name) for name in ("selected", "first"))
+    assert found["clients"].tolist() == ["ant", "bee", "cow"]
+    for layer, row in zip(found["layers"], found["scale"], strict=True):
         scale = np.float64(state.personal["params"][layer]["scale"])
         expected = np.sqrt(((scale - scale.mean(0)) ** 2).mean(1))
         np.testing.assert_allclose(row, expected, rtol=1e-5)
-    first = read_distances(folder, "first")
-    assert first.layers == found.layers
-    assert (first.values["mean"] > 0).all()
+    assert first["layers"].tolist() == found["layers"].tolist()
+    assert (first["mean"] > 0).all()
 
 
 def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):

@@ -10,7 +10,7 @@ from fedjax_bn import main
 from fedjax_bn.arguments import errors
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
-from fedjax_bn.training import data_plots
+from fedjax_bn.training import plots
 from fedjax_bn.training.together import join
 
 TRAINED = {
@@ -41,7 +41,7 @@ def run() -> None:
     logging.set_verbosity(logging.FATAL)  # as `main.main` does
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
-    data_plots.samples = lambda domains, **how: b""
+    plots.samples = lambda domains, **how: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
         train.run(config, Path(folder))

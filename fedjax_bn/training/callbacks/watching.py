@@ -34,9 +34,10 @@ class Warnings(NamedTuple):
 
 
 class Progress:
-    """Shows of each round its mean loss, its mean score if evaluated, its pace and the time left.
+    """Shows a bar on a terminal, elsewhere plain lines, on standard error.
 
-    `samples` are the training samples of a round, `score` is what the run calls its accuracy.
+    They have the mean loss of a round, its mean score if it was evaluated, the pace and the time
+    left. `samples` are the training samples of a round, `score` is what the run calls its accuracy.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Progress:
 
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Shows the round."""
-        words, clock = _in_words(metrics, self._samples, self._score), time.monotonic()
+        words, clock = self._in_words(metrics), time.monotonic()
         if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=False)
             self._bar.update()
@@ -72,19 +73,17 @@ class Progress:
             with suppress(OSError):
                 print(line, file=sys.stderr, flush=True)
 
-
-def _in_words(record: Record, samples: float, score: str) -> str:
-    """Returns a round in words: mean loss, the score if it was evaluated, samples a second."""
-    losses = record["loss"]
-    # A summary of many clients has their mean.
-    values = [losses["mean"]] if "mean" in losses else losses.values()
-    present = [loss for loss in values if loss is not None]
-    words = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
-    if "accuracy" in record:
-        words += f", {score} {record['accuracy']['mean']:.1f} %"
-    if not present:
-        return words
-    return f"{words}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
+    def _in_words(self, record: Record) -> str:
+        losses = record["loss"]
+        # A summary of many clients has their mean.
+        values = [losses["mean"]] if "mean" in losses else losses.values()
+        present = [loss for loss in values if loss is not None]
+        words = [f"loss {sum(present) / len(present):.3f}" if present else "no client took part"]
+        if "accuracy" in record:
+            words.append(f"{self._score} {record['accuracy']['mean']:.1f} %")
+        if present:
+            words.append(f"{self._samples / max(record['seconds'], 1e-9):,.0f} samples/s")
+        return ", ".join(words)
 
 
 class TensorBoard:
@@ -109,14 +108,13 @@ class TensorBoard:
         finally:
             for name in hidden:
                 del sys.modules[name]
+        self._event = Event
         with faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names have the time in seconds, and files are read in the order of their names.
             # Not `SummaryWriter`, whose `flush` does not wait for what its thread has yet to write.
             self._writer = EventsWriter(str(self._folder / "events"), f".{self._rounds_done:08}")
-            start = SessionLog(status=SessionLog.START)
-            step = self._rounds_done + 1
-            self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=start))
+            self._write(self._rounds_done + 1, session_log=SessionLog(status=SessionLog.START))
             sync(self._folder)
         for path in self._plots:
             data = path.read_bytes()
@@ -124,7 +122,8 @@ class TensorBoard:
                 width, height = struct.unpack(">II", data[16:24])
                 image = {"width": width, "height": height, "colorspace": 4}
                 image["encoded_image_string"] = data
-                self._write(self._rounds_done, tag=path.stem, image=image)
+                value = {"tag": path.stem, "image": image}
+                self._write(self._rounds_done, summary={"value": [value]})
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -134,20 +133,17 @@ class TensorBoard:
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Writes the numbers of the record, with tags such as `accuracy/mnist`."""
         # Not by tensorboardX's `scalar`, which would give "a b" and "a_b" the same tag.
-        for tag, value in scalars_of(metrics):
-            self._write(round, tag=tag, simple_value=value)
+        for tag, number in scalars_of(metrics):
+            self._write(round, summary={"value": [{"tag": tag, "simple_value": number}]})
 
     def flush(self) -> None:
         """Waits until the disk has all events."""
         with faults_named(self._folder):
             self._writer.flush()
 
-    def _write(self, step: int, **value: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-
+    def _write(self, step: int, **content: Any) -> None:
         with faults_named(self._folder):
-            event = Event(wall_time=time.time(), step=step, summary={"value": [value]})
-            self._writer.write_event(event)
+            self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 def scalars_of(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:

@@ -39,7 +39,7 @@ _KINDS = "internal", "unseen"  # a file each
 class Answers(NamedTuple):
     """A classifier's answers f[N, C] to the samples of a split, in its order, and labels i32[N].
 
-    `MaskAnswers` has the same methods.
+    `_MaskAnswers` has the same methods.
     """
 
     logits: np.ndarray
@@ -139,7 +139,7 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
     return float(np.mean(areas)) if areas else float("nan")
 
 
-class MaskAnswers(NamedTuple):
+class _MaskAnswers(NamedTuple):
     """Predicted masks u8[N, H, W] of the samples of a split, in the split's order."""
 
     predicted: np.ndarray
@@ -147,7 +147,7 @@ class MaskAnswers(NamedTuple):
     percent: float  # the task's score
     nested: bool
 
-    def ordered(self, index: np.ndarray) -> "MaskAnswers":
+    def ordered(self, index: np.ndarray) -> "_MaskAnswers":
         """Returns the answers to the samples at index i64[N]."""
         overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
         return self._replace(predicted=self.predicted[index], overlaps=overlaps)
@@ -232,7 +232,7 @@ def _mean(values: Any) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
-AnyAnswers = Answers | MaskAnswers
+AnyAnswers = Answers | _MaskAnswers
 
 
 # (client, "") or (unseen domain, adaptation) -> answers, the samples, and their part of the data
@@ -256,11 +256,11 @@ def answering(task: Task) -> Task:
         predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
         return score.of_batch(logits, label, valid), predicted
 
-    def all_masks(batches: tuple[Overlaps, np.ndarray]) -> MaskAnswers:
+    def all_masks(batches: tuple[Overlaps, np.ndarray]) -> _MaskAnswers:
         overlaps, predicted = batches
         of_samples = jax.tree.map(lambda leaf: leaf[overlaps.valid], overlaps)
         percent = float(score.of_all(overlaps))
-        return MaskAnswers(predicted[overlaps.valid], of_samples, percent, task.nested)
+        return _MaskAnswers(predicted[overlaps.valid], of_samples, percent, task.nested)
 
     if task.segments:
         return task._replace(score=Score("answers", masks, all_masks))

@@ -35,7 +35,7 @@ from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import by_client, some_of
 from fedjax_bn.training.workdir import Record
 
-# evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
+# evaluate(state, trained, keep) -> record. `trained` bool[K] marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
 _Trained = np.ndarray | None
@@ -46,7 +46,6 @@ _SAMPLE = 5  # which of the generator's streams draws the sample
 def evaluator(experiment: Experiment) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
-    Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
     Unseen clients are left out if the configuration tests them only once, after the run.
     """
     internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
@@ -109,17 +108,20 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             model_of = cache(partial(_models_of, state, client, trained, experiment.mesh))
             for part, (with_own_models, score) in parts.items():
                 scores[part] += score(model_of(with_own_models), places)
-        record = {
-            part: by_client(names, [*map(_percent, answers)], limit)
-            for part, answers in scores.items()
+        record: Record = {
+            part: by_client(names, [*map(_percent, values)], limit)
+            for part, values in scores.items()
         }
-        record |= _measures_by_client(names, [*zip(scores["accuracy"], tests, strict=True)], limit)
+        answers = scores["accuracy"]
+        if isinstance(answers[0], AnyAnswers):
+            rows = [answer.measures(test) for answer, test in zip(answers, tests, strict=True)]
+            columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+            record["measures"] = {n: _measure(names, x, limit) for n, x in columns.items()}
+            if keep is not None:
+                for k in some_of(len(names), limit) if size else range(len(names)):
+                    keep[names[k], ""] = answers[k], tests[k], scored_part([domains[k]])
         if tests_validate:
             record["validation"] = record["accuracy"]
-        for k in some_of(len(names), limit) if size else range(len(names)):
-            answers = scores["accuracy"][k]
-            if keep is not None and isinstance(answers, AnyAnswers):
-                keep[names[k], ""] = answers, tests[k], scored_part([domains[k]])
         return record
 
     return evaluate
@@ -137,19 +139,11 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
     return made_once(("steps", choice, model, *options.values()), lambda: steps)
 
 
-def _measures_by_client(
-    names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
-) -> dict[str, Any]:
-    """Returns {"measures": {name: {client: value, "mean": of those}}}; {} if scores are numbers."""
-    if not all(isinstance(answers, AnyAnswers) for answers, _ in answered):
-        return {}
-    rows, measures = [answers.measures(split) for answers, split in answered], {}
-    for name in rows[0]:
-        values = np.array([row[name] for row in rows])
-        finite = values[np.isfinite(values)]
-        mean = {"mean": float(finite.mean()) if len(finite) else None}
-        measures[name] = by_client(names, values, limit, mean=False) | mean
-    return {"measures": measures}
+def _measure(names: Sequence[str], values: np.ndarray, limit: int) -> Record:
+    """Returns client -> value, and their "mean" over the clients for which it is defined."""
+    finite = values[np.isfinite(values)]
+    mean = {"mean": float(finite.mean()) if len(finite) else None}
+    return by_client(names, values, limit, mean=False) | mean
 
 
 def _mean_loss(task: Task) -> Score:
@@ -160,11 +154,7 @@ def _mean_loss(task: Task) -> Score:
         count = valid.sum().astype(loss.dtype)
         return loss * count, count
 
-    def of_all(sums: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        losses, counts = sums
-        return losses.sum() / counts.sum().clip(1)
-
-    return Score("loss", of_batch, of_all)
+    return Score("loss", of_batch, lambda sums: sums[0].sum() / sums[1].sum().clip(1))
 
 
 def _adapted_rows(
@@ -290,17 +280,16 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     if not experiment.unseen:
         return lambda state, keep=None: {}
     choices, mesh, task = experiment.adaptations, experiment.mesh, _answering(experiment)
-    names, splits = [domain.name for domain in experiment.unseen], [*map(whole, experiment.unseen)]
-    parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
-    adapt = {}
+    domains = {domain.name: domain for domain in experiment.unseen}
+    splits, adapt = [whole(domain) for domain in experiment.unseen], {}
     if personalization := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, personalization)
         one_client = _steps(experiment)
         steps = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client))
-        for name, split in zip(names, labelled, strict=True):
+        for name, split in zip(domains, labelled, strict=True):
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
-    tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
+    tested = dict(zip(domains, map(scoring.as_stored, splits), strict=True))
     score = {
         adaptation: scoring.score_unseen(choice.adaptation, experiment.prepare, task, mesh)
         for adaptation, choice in choices.items()
@@ -332,7 +321,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     order = scoring.in_order(Split(number, number), choice.order).images
                     answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = answer, split, parts_of_domains[name]
+                        keep[name, adaptation] = answer, split, scored_part([domains[name]])
                     values = answer.measures(split).items()
                     rows = measures.setdefault(name, {})
                     rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
@@ -350,8 +339,7 @@ def _percent(score: AnyAnswers | float) -> float:
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
-    Raises:
-      ConfigError: `ensemble` is chosen, but the clients' rows are on the host.
+    Raises ConfigError if `ensemble` is chosen, but the clients' rows are on the host.
     """
     if isinstance(state, PopulationState):
         refuse_ensemble(choices)

@@ -1,7 +1,12 @@
-"""Draws what a test of a run shows: features, masks, alphas, boxes, settings of adaptations."""
+"""Draws what a run has of its data and predictions, as PNG, and writes data.json.
+
+Of the data: samples and class counts. Of a test: features, masks, alphas, boxes, and settings of
+adaptations.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +19,147 @@ from fedjax_bn.adaptation import Adaptation, record_alphas, running
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data.domain import Dataset, Split, scored_part, select, whole
+from fedjax_bn.data import label_trees
+from fedjax_bn.data.domain import Dataset, Domain, Split, scored_part, select, splits, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
+from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.classifier import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection import PREDICTION, detect
-from fedjax_bn.tasks.detection.found_boxes import BoxPicture, found_boxes
-from fedjax_bn.tasks.figures import on_plot, png
+from fedjax_bn.tasks.detection.found_boxes import BoxPicture, draw_box, found_boxes
+from fedjax_bn.tasks.figures import in_lines, on_plot, png
+from fedjax_bn.tasks.segmentation.overlays import class_legend, coloured
+from fedjax_bn.training.evaluation.answers import small_mask, small_picture
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.workdir import write_picture
+from fedjax_bn.training.records import Record, some_of
+from fedjax_bn.training.workdir import write_json, write_picture
 
 _MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with their number
 _IMAGES = 6  # of a client, with boxes
 _CLIENTS = 8  # internal clients with boxes, and at most as many unseen ones
+_SIDE = 128  # most pixels of a side of an image
+_MOST_COUNTED = 200  # clients whose labels are shown
+_MOST_SAMPLED = 40  # clients whose images are shown
+
+
+def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) -> Record:
+    """Returns the content of data.json.
+
+    At most `limit` clients are listed, evenly spaced. All samples of unseen domains count as test;
+    clients that are tested on their validation samples have no "test". A split has the number of
+    its samples and, of each class, of its samples, boxes or pixels.
+    """
+
+    def counts(parts: Sequence[Split]) -> Record:
+        # An unseen domain may use one split under several names: it is counted once.
+        parts = {id(part): part for part in parts}.values()
+        totals = sum(label_trees.class_counts(p.labels, internal.num_classes) for p in parts)
+        return {"samples": sum(len(p.images) for p in parts), "classes": [*map(int, totals)]}
+
+    labels, clients = internal.domains[0].train.labels, {}
+    for k in some_of(len(internal.domains), limit):
+        domain = internal.domains[k]
+        parts = {name: counts([split]) for name, split in splits(domain)}
+        if domain.test is domain.validation:
+            del parts["test"]
+        clients[domain.name] = parts
+    return {
+        "classes": list(_class_names(internal)),
+        "clients": clients,
+        "unseen": {d.name: {"test": counts([split for _, split in splits(d)])} for d in unseen},
+        "boxes": label_trees.has_boxes(labels),
+        "masks": label_trees.has_masks(labels),
+        "number": len(internal.domains),
+    }
+
+
+def write_data_plots(
+    folder: Path, internal: Dataset, unseen: Sequence[Domain], limit: int = 100
+) -> None:
+    """Writes data.json, and plots of the clients' samples and of their class counts."""
+    write_json(folder / "data.json", data_facts(internal, unseen, limit))
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
+    masked = label_trees.has_masks(internal.domains[0].train.labels)
+    classes, place = _class_names(internal) if masked else (), folder / "plots"
+    write_picture(place / "samples.png", lambda: samples([*shown, *unseen], classes=classes))
+    write_picture(place / "class_counts.png", lambda: draw_class_counts(internal))
+
+
+def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
+    """Draws the first `count` samples of each client in a row: images, or features as curves.
+
+    Masks are drawn in the colours of their `classes`, boxes as frames.
+    """
+    names = [in_lines(domain.name) for domain in domains]
+    heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
+    figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
+    # One picture for a whole row, because matplotlib's time grows with the number of pictures.
+    grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
+    unlabelled = False
+    for axes, domain, name in zip(grid, domains, names, strict=True):
+        split = next(splits(domain))[1]
+        images = np.stack([*islice(split.images, count)])
+        if images.ndim == 4 and images.shape[-1] != 3 and not classes:
+            images = images[..., :1].astype(float)  # so that each has its own range
+        images = [small_picture(image, _SIDE) for image in images]
+        if classes:
+            masks = split.labels[label_trees.MASK][:count]
+            small_masks = [small_mask(mask, _SIDE) for mask in masks]
+            images = [coloured(*pair) for pair in zip(images, small_masks, strict=True)]
+            unlabelled |= bool((masks == UNLABELLED).any())
+        if images[0].ndim == 1:  # curves side by side on one scale
+            width = len(images[0])
+            for number, values in enumerate(images):
+                place = number * 1.1 * width + np.arange(width)
+                axes.plot(place, values, linewidth=0.8, color="C0")
+            axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
+        else:
+            width = images[0].shape[1]
+            step = width + max(1, width // 10)  # with a white gap
+            row = np.full((len(images[0]), width + (count - 1) * step, 3), 255, np.uint8)
+            for number, image in enumerate(images):
+                row[:, number * step : number * step + width] = image
+            axes.imshow(row)
+            for number, image in enumerate(images):
+                for box in label_trees.boxes_of(split.labels, number):
+                    draw_box(axes, image, box, "", "lime", number * step)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    if classes:
+        place = {"loc": "outside upper center", "ncols": 8, "fontsize": "small"}
+        figure.legend(handles=class_legend(classes, unlabelled), **place)
+    return png(figure)
+
+
+def draw_class_counts(dataset: Dataset) -> bytes:
+    """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
+    domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
+    counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
+    table = np.stack(counts, axis=1)  # [C, K]
+    classes, clients = table.shape
+    size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    if clients < len(dataset.domains):
+        axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
+    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0)
+    unit = label_trees.counted(domains[0].train.labels)
+    figure.colorbar(mesh, label=f"training {unit}", pad=0.01)
+    axes.set(xticks=[], ylabel="class")
+    if classes <= 20:
+        labels = map(on_plot, _class_names(dataset))
+        axes.set_yticks(np.arange(classes) + 0.5, labels, fontsize=8)
+    if clients <= 40:
+        names = (on_plot(domain.name) for domain in domains)
+        axes.set_xticks(np.arange(clients) + 0.5, names, fontsize=8, rotation=30, ha="right")
+    axes.invert_yaxis()
+    return png(figure)
 
 
 def alphas_of(
@@ -229,7 +357,7 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
             rows[name] = pictures(by_rule, client_variables(state, k), domain.test)
         for domain in experiment.unseen[:_CLIENTS]:
             rows[domain.name] = pictures(served, global_variables(state), whole(domain))
-        return found_boxes(rows, class_names(dataset))
+        return found_boxes(rows, _class_names(dataset))
 
     write_picture(folder / "plots" / "boxes.png", draw)
 
@@ -239,6 +367,6 @@ def of_part(name: str, part: str) -> str:
     return name if part == "test" else f"{name} ({part})"
 
 
-def class_names(dataset: Dataset) -> tuple[str, ...]:
+def _class_names(dataset: Dataset) -> tuple[str, ...]:
     """Returns the names of the classes, or their numbers as text."""
     return dataset.classes or tuple(map(str, range(dataset.num_classes)))
