@@ -28,7 +28,7 @@ from fedjax_bn.arguments.errors import UserError  # noqa: E402
 from fedjax_bn.arguments.text import shown  # noqa: E402
 from fedjax_bn.run.config.file import read, split_changes  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
-from fedjax_bn.training.data_plots import data_facts, write_data_plots  # noqa: E402
+from fedjax_bn.training.plots import data_facts, write_data_plots  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

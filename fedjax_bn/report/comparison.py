@@ -5,9 +5,10 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from markupsafe import Markup
 
 from fedjax_bn.arguments import text as texts
-from fedjax_bn.report.blocks import Block, Explanation, Paragraphs, SortableTable, TableCell
+from fedjax_bn.report.blocks import TableCell, block
 from fedjax_bn.report.finished_runs import (
     EQUALS_FEDAVG,
     Variant,
@@ -16,9 +17,8 @@ from fedjax_bn.report.finished_runs import (
     samples_scored,
     spell,
 )
-from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.published import beside
-from fedjax_bn.report.results import MEAN, Row, Table
+from fedjax_bn.report.results import MEAN, Interval, Row, Table
 from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
@@ -38,14 +38,14 @@ _FIELDS = (
 )
 
 
-def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
+def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Markup]:
     """Returns the best row of each table of one data set, the tables, and cautions about them."""
     return [
-        Paragraphs([_verdict(table) for table in tables], "verdict"),
-        *(SortableTable("", _heads(table), _cells(table)) for table in tables),
-        Explanation("scores", samples_scored(variants)),
-        Paragraphs([*_cautions(variants, tables), *_other_keys(variants)], "missing"),
-        Paragraphs(list(_paper_notes(tables)), "soft"),
+        block("paragraphs", [_verdict(table) for table in tables], "verdict"),
+        *(block("sortable_table", "", _heads(table), _cells(table)) for table in tables),
+        block("explanation", "scores", samples_scored(variants)),
+        block("paragraphs", [*_cautions(variants, tables), *_other_keys(variants)], "missing"),
+        block("paragraphs", list(_paper_notes(tables)), "soft"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The report's curves over rounds as inline SVG: scores, measures, losses, weights and norms.
+"""The report's numbers over rounds as curves, inline SVG, and its tables of measures.
 
 A page may have a hundred charts, so the templates write their SVG: matplotlib takes a third of a
 second for each, and a PNG shows no values below the pointer and no choice of colours. page.css has
@@ -7,14 +7,15 @@ lines, the best are coloured and the others are grey.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_bn.report.answers import forms_of_measures
-from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs
-from fedjax_bn.report.finished_runs import Run, Variant
+from fedjax_bn.report.blocks import TableCell, block
+from fedjax_bn.report.finished_runs import Run, Variant, samples_of, samples_scored
 from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.training.records import Record, some_of
 
@@ -26,6 +27,21 @@ _MOST_BANDS = 4  # limits are drawn in charts of up to so many lines
 _MOST_POINTS = 100  # of a line, which keeps the pages of long runs small
 _MOST_DOTS = 30
 _GREATEST = 1e100  # larger absolute values are not drawn
+# name in a summary -> (column head, number format, whether more is better)
+_MEASURES = {
+    "balanced_accuracy": ("balanced accuracy %", ".1f", True),
+    "auc": ("AUC", ".3f", True),
+    "loss": ("cross entropy", ".3f", False),
+    "ece": ("calibration error %", ".1f", False),
+    "iou": ("IoU %", ".1f", True),
+    "hd95_mm": ("HD95 mm", ".2f", False),
+    "hd95_pixels": ("HD95 pixels", ".2f", False),
+    "assd_mm": ("ASSD mm", ".2f", False),
+    "assd_pixels": ("ASSD pixels", ".2f", False),
+    "undefined": ("distances undefined", ".1f", False),
+}
+# label -> measure -> column -> values of the seeds
+_Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 
 class _Look(NamedTuple):
@@ -50,43 +66,13 @@ class _Line(NamedTuple):
     y: np.ndarray
 
 
-class _DrawnLine(NamedTuple):
-    """A curve in coordinates of SVG, with its values."""
-
-    name: str
-    look: _Look
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]]  # an outline; empty without limits
-    has_dots: bool
-    x: Sequence[int]
-    y: Sequence[float]
-
-
-class Curves(NamedTuple):
-    """A section of charts with their key; of several panels the script shows one at a time."""
-
-    title: str
-    looks: Mapping[str, _Look]  # name of a line -> its look; the names are the key
-    panels: Mapping[str, Sequence[Block]]
-
-
-class Chart(NamedTuple):
-    """A figure of curves over rounds."""
-
-    title: str
-    heights: Sequence[tuple[float, float]]  # (coordinate, value) of the ticks of the y-axis
-    places: Sequence[tuple[float, float]]  # likewise of the x-axis
-    lines: Sequence[_DrawnLine]  # those in colour last, because SVG draws later elements on top
-    box: tuple[int, int, int, int] = _BOX
-
-
 _Columns = dict[str, list[_Line]]  # column -> a line for each variant (and adaptation)
 
 
-def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
+def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Markup]:
     """Returns charts over rounds; of many lines those of the tables' best rows are coloured."""
-    forms = forms_of_measures(variants[0].runs[0].data.get("classes", []))
-    blocks: list[Block] = []
+    forms = _forms_of_measures(variants[0].runs[0].data.get("classes", []))
+    blocks = []
     for whom, table, key, measures in (
         ("internal clients", tables[0], "accuracy", "measures"),
         ("unseen domains", tables[-1], "unseen", "unseen_measures"),
@@ -105,7 +91,7 @@ def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) ->
     return blocks
 
 
-def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Block]:
+def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Markup]:
     """Returns panels of charts with their key; all but the first fold single clients anyway."""
     panels = {head: columns for head, columns in panels.items() if columns}
     lines = [line for columns in panels.values() for drawn in columns.values() for line in drawn]
@@ -113,12 +99,12 @@ def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool
         return []
     if all(len(line.x) < 2 for line in lines):
         note = "One round was evaluated: there is no curve."
-        return [Heading(title), Paragraphs([note], "soft")]
+        return [block("heading", title), block("paragraphs", [note], "soft")]
     looks = _looks_of(lines, table)
     drawn = {}
     for head, columns in panels.items():
         drawn[head] = _panel(columns, looks, fold or bool(drawn))
-    return [Curves(title, looks, drawn)]
+    return [block("curves", title, looks, drawn)]
 
 
 def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
@@ -131,26 +117,26 @@ def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
     return {name: look._replace(on=name in coloured) for name, look in looks.items()}
 
 
-def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Block]:
+def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Markup]:
     """Returns a chart for each column, the mean first; `fold` folds those of single clients."""
     chosen = sorted(columns, key=lambda column: column != MEAN)
-    notes: list[Block] = []
+    notes = []
     if len(chosen) > _MOST_CHARTS:
-        notes = [Paragraphs([f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
+        notes = [block("paragraphs", [f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
         chosen = [chosen[i] for i in some_of(len(chosen), _MOST_CHARTS)]
-    charts: dict[str, Chart] = {}
+    charts = {}
     for column in chosen:
         lines = [line._replace(look=looks[line.name]) for line in columns[column]]
         charts[column] = _chart(column, lines)
     # the mean stands above, because charts of all clients would fill the page
     if not fold or len(charts) == 1 or MEAN not in charts:
-        return [*notes, Group([*charts.values()], "charts")]
-    mean = charts.pop(MEAN)
-    by_client = Folded("By client", [*notes, Group([*charts.values()], "charts")])
-    return [Group([mean], "charts"), by_client]
+        return [*notes, block("group", [*charts.values()], "charts")]
+    mean = block("group", [charts.pop(MEAN)], "charts")
+    by_client = [*notes, block("group", [*charts.values()], "charts")]
+    return [mean, block("folded", "By client", by_client)]
 
 
-def _chart(title: str, lines: Sequence[_Line]) -> Chart:
+def _chart(title: str, lines: Sequence[_Line]) -> Markup:
     """Returns a chart; each line has a point or more."""
     ys = np.concatenate([line.y.ravel() for line in lines])
     rounds = [number for line in lines for number in line.x]
@@ -165,7 +151,7 @@ def _chart(title: str, lines: Sequence[_Line]) -> Chart:
         return _coordinates(values, heights, bottom, top)
 
     drawn = []
-    for line in sorted(lines, key=lambda line: line.look.on):
+    for line in sorted(lines, key=lambda line: line.look.on):  # SVG draws later lines on top
         chosen = some_of(len(line.x), _MOST_POINTS)
         x, y = [line.x[i] for i in chosen], line.y[chosen]
         band = []
@@ -176,9 +162,9 @@ def _chart(title: str, lines: Sequence[_Line]) -> Chart:
         means = y.mean(1).tolist()
         points = list(zip(across(x), up(means), strict=True))
         has_dots = len(points) <= _MOST_DOTS
-        drawn.append(_DrawnLine(line.name, line.look, points, band, has_dots, x, means))
-    rows = (zip(up(heights), heights, strict=True), zip(across(places), places, strict=True))
-    return Chart(title, *map(list, rows), drawn)
+        drawn.append(block("line", line.name, line.look, x, means, points, band, has_dots))
+    rows = [*zip(up(heights), heights, strict=True)], [*zip(across(places), places, strict=True)]
+    return block("chart", title, *rows, drawn, _BOX)
 
 
 def _coordinates(
@@ -253,3 +239,81 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
             mean = {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)}
             # weights sum to 1, so their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
+
+
+def _forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
+    """Returns `_MEASURES` with the Dice of each class but the background, which is the first."""
+    named = enumerate(classes[1:], start=1)
+    dice = {f"dice_{number}": (f"Dice of {name} %", ".1f", True) for number, name in named}
+    return dice | _MEASURES
+
+
+def measures_section(variants: Sequence[Variant]) -> list[Markup]:
+    """Returns a table of all measures, and for each measure one by client and by unseen domain."""
+    run = variants[0].runs[0]
+    inside, outside = _measures_of(variants)
+    if run.score not in ("accuracy", "Dice") or not (inside or outside):
+        return []
+    forms = _forms_of_measures(run.data.get("classes", []))
+    clients, domains = samples_of(variants, "internal"), samples_of(variants, "unseen")
+    overview = [block("explanation", run.score, samples_scored(variants))]
+    for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
+        means = {  # the recorded mean over clients; unseen domains have none: the mean over all
+            label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
+            for label, measures in rows.items()
+        }
+        recorded = {name for measures in rows.values() for name in measures}
+        overview += _table(whom, means, {n: form for n, form in forms.items() if n in recorded})
+    details = []
+    for name, (head, form, is_gain) in forms.items():
+        for whom, rows in ((clients, inside), (domains, outside)):
+            scores = {label: values[name] for label, values in rows.items() if name in values}
+            columns = {
+                column: (column, form, is_gain) for values in scores.values() for column in values
+            }
+            details += _table(f"{head}, {whom}", scores, columns)
+    return [*overview, block("folded", "By client and domain", details)]
+
+
+def _measures_of(variants: Sequence[Variant]) -> tuple[_Rows, _Rows]:
+    """Returns the measures of the internal clients, the mean first, and of the unseen domains."""
+    inside: _Rows = {}
+    outside: _Rows = {}
+
+    def add(rows: _Rows, label: str, name: str, column: str, value: float | None) -> None:
+        if value is not None and np.isfinite(value):
+            columns = rows.setdefault(label, {}).setdefault(name, {})
+            columns.setdefault(column, []).append(value)
+
+    for label, run in ((variant.label, run) for variant in variants for run in variant.runs):
+        measures = run.summary.get("measures", {})
+        for name, values in measures.get("internal", {}).items():
+            for column in sorted(values, key=lambda column: column != MEAN):
+                add(inside, label, name, column, values[column])
+        for domain, rows in measures.get("unseen", {}).items():
+            for adaptation, values in rows.items():
+                for name, value in values.items():
+                    add(outside, f"{label} [{adaptation}]", name, domain, value)
+    return inside, outside
+
+
+def _table(
+    caption: str,
+    rows: Mapping[str, Mapping[str, list[float]]],
+    columns: Mapping[str, tuple[str, str, bool]],
+) -> list[Markup]:
+    """Returns a table of means over seeds, the best of each column bold; [] without rows.
+
+    `rows` has label -> column -> values of the seeds, `columns` the forms of `_forms_of_measures`.
+    """
+    if not rows:
+        return []
+    cells: list[list[object]] = [[label] for label in rows]
+    for column, (_, form, is_gain) in columns.items():
+        means = [float(np.mean(row[column])) if column in row else None for row in rows.values()]
+        numbers = [mean for mean in means if mean is not None]
+        best = (max if is_gain else min)(numbers) if len(numbers) > 1 else None
+        for line, mean in zip(cells, means, strict=True):
+            line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
+    heads = ["", *(head for head, _, _ in columns.values())]
+    return [block("sortable_table", caption[:1].upper() + caption[1:], heads, cells)]

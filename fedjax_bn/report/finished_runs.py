@@ -12,6 +12,7 @@ from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.defaults import base
+from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import Answered, AnsweredMasks, read_answers
 from fedjax_bn.training.records import Record
@@ -49,13 +50,7 @@ class Run(NamedTuple):
     @property
     def config(self) -> Record:
         """Dotted key -> value; keys that the run's version lacked have their defaults."""
-        return defaults() | self.about["config"]
-
-    @property
-    def values(self) -> Record:
-        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
-        options = option_values(self.config["method"]).items()
-        return self.config | {f"{self.method}:{key}": value for key, value in options}
+        return _defaults() | self.about["config"]
 
     @property
     def method(self) -> str:
@@ -136,15 +131,27 @@ def samples_scored(variants: Sequence[Variant]) -> str:
     return samples + "".join(f"; Dice is taken at {size}" for size in labels)
 
 
-def as_json(config: ConfigDict) -> Record:
+def samples_of(variants: Sequence[Variant], whom: str) -> str:
+    """Returns "internal clients" or "unseen domains", and their samples if not test samples."""
+    part = part_of_all(run.part(whom) for variant in variants for run in variant.runs)
+    name = {"internal": "internal clients", "unseen": "unseen domains"}[whom]
+    return name if part == "test" else f"{name} ({part} samples)"
+
+
+def _as_json(config: ConfigDict) -> Record:
     """Returns dotted key -> value of a configuration, with tuples as lists, as JSON stores them."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
 
 
 @cache
-def defaults() -> Record:
-    """Returns dotted key -> default value, with tuples as lists."""
-    return as_json(base())
+def _defaults() -> Record:
+    return _as_json(base())
+
+
+@cache  # reading a config file takes 50 ms
+def packaged(name: str) -> Record:
+    """Returns dotted key -> value of a packaged config, as JSON stores them."""
+    return _as_json(read(name))
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -170,10 +177,10 @@ def _read_run(place: Path) -> Run:
     records = read_lines(place / "metrics.jsonl", summary["rounds"])
     about = read_json(place / "config.json", CLAIM)
     data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
-    answered = read_answers(place).items()
-    answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}
-    masks = {key: entry for key, entry in answered if isinstance(entry, AnsweredMasks)}
-    return Run(place, about, summary, records, data, answers, masks)
+    kinds: dict[type, dict] = {Answered: {}, AnsweredMasks: {}}
+    for key, entry in read_answers(place).items():
+        kinds[type(entry)][key] = entry
+    return Run(place, about, summary, records, data, *kinds.values())
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
@@ -192,11 +199,14 @@ def _workdirs(folder: Path) -> Iterator[Path]:
 def relevant(run: Run) -> Record:
     """Returns the keys of a run on which its numbers depend.
 
-    If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
+    Those of the method's options are such as "fedprox:mu". If `share` or `weigh` is empty, it is
+    replaced with the name of the method's own rule.
     """
-    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
-    method_rules = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {k: value for k, value in (run.values | method_rules).items() if k not in APART}
+    config, options = run.config, option_values(run.config["method"])
+    rules = own_rules(config["method"], private=config["privacy.clip"] > 0)
+    values = config | {f"{run.method}:{key}": value for key, value in options.items()}
+    values |= {key: rule for key, rule in rules.items() if not config[key]}
+    return {key: value for key, value in values.items() if key not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
@@ -251,7 +261,7 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
         for key in differ:
             values = [spell(sibling.get(key)) for sibling in siblings]
             # a label leaves out the method's own rule, or else the value of more than half
-            rule = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
+            rule = own_rules(method).get(key, "empty" if _defaults().get(key) == "" else None)
             value, count = Counter(values).most_common(1)[0]
             usual = rule if rule in values else value if 2 * count > len(values) else None
             if spell(config[key]) != usual:

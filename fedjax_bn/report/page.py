@@ -1,50 +1,41 @@
 """Writes report.html, one self-contained page with the tables and curves of finished runs."""
 
+import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from PIL import Image
 
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.report.answers import masks_section, measures_section, mistakes_section
-from fedjax_bn.report.blocks import (
-    Block,
-    Commands,
-    Explanation,
-    Folded,
-    Group,
-    Heading,
-    HeatMap,
-    Paragraphs,
-    SortableTable,
-    TableCell,
-    picture_of_run,
-    write_page,
-)
+from fedjax_bn.report.blocks import TableCell, block, heat_map, picture, write_page
 from fedjax_bn.report.comparison import first_screen, text_files
-from fedjax_bn.report.curves import convergence_section
+from fedjax_bn.report.curves import convergence_section, measures_section
 from fedjax_bn.report.finished_runs import (
     Run,
     Variant,
-    as_json,
     find_runs,
+    packaged,
+    samples_of,
     samples_scored,
     variants_of,
 )
 from fedjax_bn.report.results import Table, tables_of
-from fedjax_bn.run.config.file import packaged_configs, read
+from fedjax_bn.run.config.file import packaged_configs
+from fedjax_bn.tasks.figures import on_plot, png
+from fedjax_bn.tasks.segmentation.overlays import overlays
 from fedjax_bn.training.callbacks.client_logs import read_distances
-from fedjax_bn.training.evaluation.plots import ablations
+from fedjax_bn.training.evaluation.answers import AnsweredMasks, Mistake
+from fedjax_bn.training.plots import ablations, of_part
+from fedjax_bn.training.score_tables import heading
 from fedjax_bn.training.workdir import write_atomically, write_picture
 
-_TITLES = {
-    "mean": "running means",
-    "std": "running standard deviations",
-    "scale": "scales",
-    "bias": "biases",
-}
+_TITLES = {"mean": "running means", "std": "running standard deviations"}
+_TITLES |= {"scale": "scales", "bias": "biases"}
 _MOMENTS = {"first": "after round 1", "selected": "in the selected round"}
 _MOST_CLASSES = 40  # for more classes the table of counts shows least, median and most
 _PICTURES = {
@@ -52,10 +43,12 @@ _PICTURES = {
     "boxes": "Boxes found in {}, and those missed",
     "masked_features": "Features of two clients, before and after their masks",
 }
-_COSTS = (
-    *("run", "seed", "target", "rounds", "selected", "s a round", "training min"),
-    *("compiled in s", "samples a s", "MB down", "MB up", "folder"),
-)
+_WIDE = 20  # classes whose confusions are a matrix; for more, the most frequent pairs are listed
+_PAIRS = 15
+_ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
+_BOXES = 16  # clients of a plot of Dice, and as many domains with adaptations
+_MASKED_RUNS = 6  # whose pictures of masks are shown
+_PICTURED = 8  # clients of such a picture, and as many domains with adaptations
 _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which runs are left out
 
 
@@ -117,83 +110,211 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
     several = len(groups) > 1  # then details are folded, or the tables would be far apart
-    tables_of_all: list[Block] = []
-    details: list[Block] = []
+    tables_of_all = []
+    details = []
     for name, (variants, left_out, tables) in groups.items():
         if several:
-            tables_of_all.append(Heading(name, 2))
+            tables_of_all.append(block("heading", name, 2))
         tables_of_all += first_screen(variants, tables)
-        tables_of_all.append(Paragraphs(left_out, "missing"))
+        tables_of_all.append(block("paragraphs", left_out, "missing"))
         sections = {
             "Convergence": convergence_section(variants, tables),
             "Batch norm": _batch_norm_section(variants),
             f"Beyond {variants[0].runs[0].score}": measures_section(variants),
-            "What is confused": mistakes_section(variants),
-            "Masks": masks_section(variants),
+            "What is confused": _mistakes_section(variants),
+            "Masks": _masks_section(variants),
             "Who was left out": _absences_section(variants),
             "Data": _data_section(variants),
             "How it was made": _runs_section(variants),
         }
-        blocks: list[Block] = []
+        blocks = []
         for head, inside in sections.items():
-            blocks += [Heading(head, 2), *inside] if inside else []
-        details += [Folded(f"{name} in detail", blocks)] if several else blocks
-    return write_page(title, [*tables_of_all, Paragraphs(notes, "missing"), *details])
+            blocks += [block("heading", head, 2), *inside] if inside else []
+        details += [block("folded", f"{name} in detail", blocks)] if several else blocks
+    return write_page(title, [*tables_of_all, block("paragraphs", notes, "missing"), *details])
 
 
-def _batch_norm_section(variants: Sequence[Variant]) -> list[Block]:
-    """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
-    maps: list[Block] = []
-    shared = []
-    for variant in variants:
-        run = variant.runs[0]
-        if rows := _distances_of(run):
-            maps.append(Folded(f"{variant.label}, seed {run.seed}", rows, is_open=not maps))
-        else:
-            shared.append(variant.label)
-    note = (
-        f"{', '.join(shared)}: clients keep no batch norm of their own (or only those of a cohort "
-        "are at hand), so that all have the same."
-    )
+def _mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
+    """Returns accuracy by class, confusions and mistakes, each from a variant's first seed."""
+    runs = [(variant, variant.runs[0]) for variant in variants if variant.runs[0].answers]
+    if not runs or runs[0][1].score != "accuracy":
+        return []
+    names = _class_names(runs[0][1])
+    recall = {}
+    folds: list[Markup] = []
+    for variant, run in runs:
+        for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
+            whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
+            if (matrix := _summed_confusions(run, adaptation)) is not None:
+                count = matrix.sum(1)
+                percent = 100 * matrix.diagonal() / np.maximum(count, 1)
+                recall[f"{variant.label}, {whom}"] = np.where(count > 0, percent, np.nan)
+        clients = f"{samples_of([variant], 'internal')} together"
+        matrices = _confusions(clients, _summed_confusions(run, ""), names)
+        unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
+        for key, answered in unseen[:_ROWS]:
+            matrices += _confusions(heading(key), answered.confusion, names)
+        inside = [block("group", matrices, "side"), *_worst_mistakes(run, names)]
+        title = f"{variant.label}, seed {run.seed}: classes (rows) by answers (columns)"
+        folds.append(block("folded", title, inside, is_open=not folds))
+    if recall:
+        title = "Accuracy by class in percent, the samples of all clients or domains together"
+        return [heat_map(title, [*recall], names, np.stack([*recall.values()]), "{:.0f}"), *folds]
+    return folds
+
+
+def _class_names(run: Run) -> list[str]:
+    """Returns the names of the classes; those without a name are called by their numbers."""
+    names = run.data.get("classes", [])
+    sizes = [0]
+    for answered in run.answers.values():
+        sizes += [] if answered.confusion is None else [len(answered.confusion)]
+        sizes += [1 + max(mistake.label, mistake.answer) for mistake in answered.mistakes]
+    return [*names, *map(str, range(len(names), max(sizes)))]
+
+
+def _summed_confusions(run: Run, adaptation: str) -> np.ndarray | None:
+    """Returns the summed confusions i64[C, C] of all clients, or of all unseen domains, or None."""
+    rows = [answered.confusion for key, answered in run.answers.items() if key[1] == adaptation]
+    matrices = [matrix for matrix in rows if matrix is not None]
+    return np.sum(matrices, axis=0) if matrices else None
+
+
+def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> list[Markup]:
+    if matrix is None:
+        return []
+    if len(names) <= _WIDE:
+        # NaN leaves a cell empty, so that the confusions stand out
+        values = np.where(matrix > 0, matrix, np.nan).astype(float)
+        np.fill_diagonal(values, matrix.diagonal())
+        return [heat_map(title, names, names, values, "{:.0f}")]
+    mistaken = matrix.copy()
+    np.fill_diagonal(mistaken, 0)
+    order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
+    pairs = zip(*np.unravel_index(order, mistaken.shape), strict=True)
+    rows = [(names[i], names[j], mistaken[i, j]) for i, j in pairs if mistaken[i, j]]
     return [
-        *([Explanation("distances")] if maps else []),
-        *maps,
-        Paragraphs([note] if shared else [], "missing"),
+        block("sortable_table", f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
     ]
 
 
-def _distances_of(run: Run) -> list[Block]:
+def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
+    """Returns the pictures of the most confident mistakes of some clients and domains."""
+    blocks = []
+    for (name, adaptation), answered in list(run.answers.items())[:_ROWS]:
+        if answered.mistakes:
+            whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
+            pictures = [_picture(mistake, names) for mistake in answered.mistakes]
+            blocks += [block("paragraphs", [whom], "soft"), block("group", pictures, "mistakes")]
+    return [block("heading", "Most confident mistakes"), *blocks] if blocks else []
+
+
+def _picture(mistake: Mistake, names: Sequence[str]) -> Markup:
+    """Returns a sample u8[H, W, 1 or 3], or f[F] as a strip, with its label and the answer."""
+    pixels = mistake.picture
+    if pixels.ndim == 1:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = ((pixels - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
+        # eight times as wide as high
+        pixels = np.repeat(pixels, max(1, pixels.shape[1] // 8), axis=0)
+    file = io.BytesIO()
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    answer = f"{names[mistake.answer]} ({100 * mistake.confidence:.0f} %)"
+    title = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
+    return picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))
+
+
+def _masks_section(variants: Sequence[Variant]) -> list[Markup]:
+    """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
+    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
+    if not runs:
+        return []
+    about = block("explanation", "spread", samples_scored(variants))
+    blocks = [block("heading", "Dice by volume"), about]
+    for label, run in runs:
+        blocks.append(picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [block("heading", "Truth and prediction"), block("explanation", "truth")]
+    for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
+        title, masks = f"{label}, seed {run.seed}", _labelled(run, _PICTURED)
+        rows = {name: answered.pictures for name, answered in masks.items()}
+        drawn = overlays(rows, run.data.get("classes", []))
+        inside = [picture(f"Masks of {title}", drawn)]
+        blocks.append(block("folded", title, inside, is_open=number == 0))
+    return blocks
+
+
+def _labelled(run: Run, most: int) -> dict[str, AnsweredMasks]:
+    """Returns label -> the masks of at most `most` clients, and as many unseen domains."""
+    answered = {key: masks for key, masks in run.masks.items() if masks.pictures}
+    inside = {of_part(key[0], run.part()): answered[key] for key in answered if not key[1]}
+    outside = {heading(key): answered[key] for key in answered if key[1]}
+    return dict(chain(islice(inside.items(), most), islice(outside.items(), most)))
+
+
+def _draw_spread(run: Run) -> bytes:
+    """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
+    answered = _labelled(run, _BOXES)
+    names, values = [*answered], [masks.dice.mean(-1) * 100 for masks in answered.values()]
+    figure = Figure(figsize=(max(5, 0.7 * len(names) + 1.5), 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.boxplot(values, widths=0.6, showfliers=False, medianprops={"color": "black"})
+    random = np.random.default_rng(0)  # so that equal runs draw equal plots
+    for place, percent in enumerate(values, start=1):
+        across = place + random.uniform(-0.2, 0.2, len(percent))
+        axes.plot(across, percent, ".", markersize=4, alpha=0.5)
+    places = range(1, len(names) + 1)
+    axes.set_xticks(places, map(on_plot, names), rotation=30, ha="right", fontsize=8)
+    axes.set(ylabel="Dice, %", ylim=(-3, 103))
+    axes.grid(axis="y", alpha=0.3)
+    return png(figure)
+
+
+def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
+    """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
+    maps, shared = [], []
+    for variant in variants:
+        run = variant.runs[0]
+        if rows := _distances_of(run):
+            title = f"{variant.label}, seed {run.seed}"
+            maps.append(block("folded", title, rows, is_open=not maps))
+        else:
+            shared.append(variant.label)
+    return [block("batch_norms", maps, shared)]
+
+
+def _distances_of(run: Run) -> list[Markup]:
     """Returns a run's heat maps, a row of two rounds for each kind; [] if it wrote no distances."""
     moments = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
-    moments = {title: distances for title, distances in moments.items() if distances is not None}
-    rows: list[Block] = []
-    for kind, title in _TITLES.items() if moments else ():
-        values = {moment: distances.values[kind] for moment, distances in moments.items()}
-        finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in values.values()])
-        if len(finite):
+    rows = []
+    for kind, title in _TITLES.items():
+        matrices = {moment: stored[kind] for moment, stored in moments.items() if stored}
+        finite = [matrix[np.isfinite(matrix)] for matrix in matrices.values()]
+        if any(map(len, finite)):
+            scale = {"greatest": float(np.concatenate(finite).max())}  # one for both rounds
             maps = []
-            for moment, matrix in values.items():
-                names = moments[moment].layers, moments[moment].clients
-                maps.append(HeatMap(f"{title}, {moment}", *names, matrix))
-            # one colour scale for both rounds
-            rows.append(Group([m._replace(greatest=float(finite.max())) for m in maps], "side"))
+            for moment, matrix in matrices.items():
+                names = (moments[moment][key].tolist() for key in ("layers", "clients"))
+                maps.append(heat_map(f"{title}, {moment}", *names, matrix, **scale))
+            rows.append(block("group", maps, "side"))
     return rows
 
 
-def _data_section(variants: Sequence[Variant]) -> list[Block]:
+def _data_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns pictures of the first run's data, and its class counts by client in each part."""
     run = variants[0].runs[0]
     scored = samples_scored([Variant("", (run,))]).replace("samples", "images")
-    blocks: list[Block] = []
+    blocks = []
     for name, title in _PICTURES.items():
-        blocks += picture_of_run(run.folder / "plots" / f"{name}.png", title.format(scored))
+        path, title = run.folder / "plots" / f"{name}.png", title.format(scored)
+        if path.exists():
+            blocks += [block("heading", title), picture(title, path.read_bytes())]
     if not (data := run.data):  # of a server, which sees no data
         return blocks
     counted = "pixels" if data.get("masks") else "boxes" if data["boxes"] else "samples"
-    blocks.append(Heading(f"{counted.capitalize()} by class and client"))
+    blocks.append(block("heading", f"{counted.capitalize()} by class and client"))
     if len(data["clients"]) < data["number"]:
         selection = f"{len(data['clients'])} of {data['number']:,} clients."
-        blocks.append(Paragraphs([selection], "soft"))
+        blocks.append(block("paragraphs", [selection], "soft"))
     unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
     parts_of = data["clients"] | unseen
     for split in ("train", "validation", "test"):
@@ -203,11 +324,11 @@ def _data_section(variants: Sequence[Variant]) -> list[Block]:
             if len(heads) > _MOST_CLASSES:
                 heads = [f"least of {len(heads)} classes", "median", "most"]
                 counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
-            blocks.append(HeatMap(f"{split}: {counted}", list(rows), heads, counts, "{:,.0f}"))
+            blocks.append(heat_map(f"{split}: {counted}", list(rows), heads, counts, "{:,.0f}"))
     return blocks
 
 
-def _absences_section(variants: Sequence[Variant]) -> list[Block]:
+def _absences_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns a table of the clients and nodes that a Flower server left out; [] without any."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for run in (run for variant in variants for run in variant.runs):
@@ -219,39 +340,26 @@ def _absences_section(variants: Sequence[Variant]) -> list[Block]:
         [*(TableCell(value, style="text") for value in key), len(numbers), numbers[0], numbers[-1]]
         for key, numbers in rounds.items()
     ]
-    about = "Clients whose upload was left out, and nodes that were refused as clients."
-    heads = ("folder", "who", "why", "rounds", "first", "last")
-    return [SortableTable(about, heads, rows)] if rows else []
+    return [block("absences", rows)] if rows else []
 
 
-def _runs_section(variants: Sequence[Variant]) -> list[Block]:
+def _runs_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns the runs' costs, changed keys, commands, notes, versions and devices."""
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
-    notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
-    about = "MB: what a client receives and sends in a round."
-    return [
-        Heading("Time and traffic"),
-        SortableTable(about, _COSTS, [_costs(label, run) for label, run in runs]),
-        Heading("Commands"),
-        Commands(list(dict.fromkeys(_command(run) for _, run in runs))),
-        *([Heading("Notes on the data and the start"), Paragraphs(notes)] if notes else []),
-        Heading("Versions and devices"),
-        Paragraphs(list(dict.fromkeys(_machine(run) for _, run in runs))),
-    ]
-
-
-def _costs(label: str, run: Run) -> list[object]:
-    """Returns a run's row of `_COSTS`."""
-    summary, sent = run.summary, run.summary.get("traffic", {})
-    return [
-        *(label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]),
-        f"{summary['seconds_per_round']:.3g}",
-        f"{sum(record['seconds'] for record in run.records) / 60:.1f}",
-        f"{summary['compile_seconds']:.3g}",
-        f"{summary['samples_per_second']:.0f}",
-        *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
-        TableCell(run.folder, style="text"),
-    ]
+    costs = []
+    for label, run in runs:
+        summary, sent = run.summary, run.summary.get("traffic", {})
+        row = [label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]]
+        row.append(f"{summary['seconds_per_round']:.3g}")
+        row.append(f"{sum(record['seconds'] for record in run.records) / 60:.1f}")
+        row.append(f"{summary['compile_seconds']:.3g}")
+        row.append(f"{summary['samples_per_second']:.0f}")
+        row += [f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")]
+        costs.append([*row, TableCell(run.folder, style="text")])
+    commands = dict.fromkeys(_command(run) for _, run in runs)
+    notes = dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ()))
+    machines = dict.fromkeys(_machine(run) for _, run in runs)
+    return [block("runs", costs, *map(list, (commands, notes, machines)))]
 
 
 def _machine(run: Run) -> str:
@@ -266,21 +374,16 @@ def _machine(run: Run) -> str:
 def _command(run: Run) -> str:
     """Returns the shortest command that sets a run's configuration, from a packaged config."""
     config = run.config
-    changes = {
-        name: {key: value for key, value in config.items() if values.get(key) != value}
-        for name, values in _packaged().items()
+    commands = []
+    for name in packaged_configs():
+        values = packaged(name)
         # the command line cannot set a key back to None, so such configs are left out
-        if all(config.get(key) is not None for key, value in values.items() if value is not None)
-    }
-    name = min(changes, key=lambda packaged: (len(changes[packaged]), packaged))
+        if all(config.get(key) is not None for key, value in values.items() if value is not None):
+            changes = {key: value for key, value in config.items() if values.get(key) != value}
+            commands.append((len(changes), name, sorted(changes.items())))
+    _, name, changes = min(commands, key=lambda command: command[:2])
     parts = []
-    for key, value in sorted(changes[name].items()):
+    for key, value in changes:
         value_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"--config.{key}={shlex.quote(value_text)}")
     return " ".join(("fedjax-bn", "--config", name, *parts))
-
-
-@cache
-def _packaged() -> dict[str, dict[str, object]]:
-    """Returns name of a packaged config -> its keys and values."""
-    return {name: as_json(read(name)) for name in packaged_configs()}

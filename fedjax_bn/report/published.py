@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.finished_runs import APART, as_json, other_samples, spell
+from fedjax_bn.report.finished_runs import APART, other_samples, packaged, spell
 from fedjax_bn.report.results import MEAN, Row, Table
-from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 
 PROTOCOLS = "paper_protocols.json"
@@ -153,11 +152,6 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     return [printed for _, printed in nearest.values()]
 
 
-@cache  # reading a config file takes 50 ms
-def _config(name: str) -> dict[str, Any]:
-    return as_json(read(name))
-
-
 @cache  # called for each cell of a page
 def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
     """Returns the rows of the papers' tables on a data set, one for each alternative of a row."""
@@ -171,7 +165,7 @@ def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
             printed = {number.column: number for number in of_table if number.method == title}
             numbers = {d: printed[head] for d, head in protocol.columns.items() if head in printed}
             for changes in row["changes"]:
-                planned = _config(protocol.config) | protocol.changes | changes
+                planned = packaged(protocol.config) | protocol.changes | changes
                 rules = _rules(planned["method"], planned)
                 training = _Training(protocol, numbers, row["adaptation"], rules, planned)
                 trainings.append(training)

@@ -1,26 +1,111 @@
 """Computes tables of scores with intervals from runs, and their differences to a baseline.
 
-A score is a mean over seeds. Its interval is over seeds if there are several, else over the tested
-samples of the one seed. The same holds for the difference to the baseline, which is paired by seed
-where both have the seed, because runs of one seed share data and initial weights. A difference is
-over the clients that both rows have in all seeds.
+A score is a mean over seeds. Its 95 % interval is over seeds (Student's t) if there are several,
+else over the tested samples of the one seed. The same holds for the difference to the baseline,
+which is paired by seed where both have the seed, because runs of one seed share data and initial
+weights. A difference is over the clients that both rows have in all seeds.
+
+A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
+Stat. Assoc. 22, 1927). The method of Zou and Donner ("MOVER", Stat. Med. 27, 2008) combines them:
+it adds the squared distances of the limits from their shares, each distance times its weight 1/K.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # imports scipy.stats at its first use, which takes a second
+from scipy.special import ndtri
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.domain import part_of_all
-from fedjax_bn.report import intervals
 from fedjax_bn.report.finished_runs import Run, Variant, relevant
-from fedjax_bn.report.intervals import Interval, Part
 from fedjax_bn.training.records import QUANTILES, Record
 
 MEAN = "mean"
 _MANY = 8  # a table with more rows is sorted by score
+_TWO_SIDED = 0.975
+_Z = float(ndtri(_TWO_SIDED))
+_Part = tuple[float, int]  # (share in percent, samples)
+
+
+class Interval(NamedTuple):
+    """An estimate and its limits, which are NaN if they are unknown."""
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether there are limits."""
+        return not math.isnan(self.low)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval is above or below 0; 0 if it contains 0 or has no limits."""
+        return (self.low > 0) - (self.high < 0)
+
+
+def _around(mean: float, down: float, up: float) -> Interval:
+    return Interval(float(mean), float(mean - down), float(mean + up))
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Returns the mean of at least one value, with Student's interval if there are two or more."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean)
+    # `t.interval` gives NaN for equal values, whose standard error is 0
+    reach = scipy.stats.t.ppf(_TWO_SIDED, len(values) - 1) * scipy.stats.sem(values)
+    return _around(mean, reach, reach)
+
+
+def welch(scores: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Returns mean(scores) - mean(baseline), with Welch's interval if both have two values."""
+    gap = float(np.mean(scores) - np.mean(baseline))
+    if min(len(scores), len(baseline)) < 2:
+        return Interval(gap)
+    if np.ptp(scores) == np.ptp(baseline) == 0:  # `ttest_ind` would divide by 0
+        return Interval(gap, gap, gap)
+    test = scipy.stats.ttest_ind(scores, baseline, equal_var=False)
+    return Interval(gap, *test.confidence_interval())
+
+
+def _mean_of_parts(parts: Sequence[_Part]) -> Interval:
+    """Returns the mean of shares with its interval; each share has at least one own sample."""
+    percent, samples = np.array(parts, float).T
+    # `binomtest(...).proportion_ci` takes whole counts only, and a millisecond for each client
+    share, of_z = np.clip(percent / 100, 0, 1), _Z**2 / samples
+    middle = (share + of_z / 2) / (1 + of_z)
+    reach = np.sqrt(share * (1 - share) * of_z + of_z**2 / 4) / (1 + of_z)
+    down = percent - 100 * np.maximum(middle - reach, 0)
+    up = 100 * np.minimum(middle + reach, 1) - percent
+    return _around(percent.mean(), math.hypot(*down) / len(parts), math.hypot(*up) / len(parts))
+
+
+def difference_of_parts(parts: Sequence[_Part], baseline: Sequence[_Part]) -> Interval:
+    """Returns mean(parts) - mean(baseline) with its interval, as if samples were independent.
+
+    Chance separates two models less on the same samples, so this interval is rather too wide than
+    too narrow. `_paired_difference` is narrower, but needs the right answers by sample.
+    """
+    mean, mean_of_baseline = _mean_of_parts(parts), _mean_of_parts(baseline)
+    down = math.hypot(mean.mean - mean.low, mean_of_baseline.high - mean_of_baseline.mean)
+    up = math.hypot(mean.high - mean.mean, mean_of_baseline.mean - mean_of_baseline.low)
+    return _around(mean.mean - mean_of_baseline.mean, down, up)
+
+
+def _paired_difference(right: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> Interval:
+    """Returns the difference of two models' mean accuracies on the same samples, in percent.
+
+    Both have bool[n] for each client: whether the model is right on each of its samples.
+    """
+    gaps = [100 * (a.astype(float) - b) for a, b in zip(right, baseline, strict=True)]
+    reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)
+    return _around(np.mean([gap.mean() for gap in gaps]), reach, reach)
 
 
 class _Share(NamedTuple):
@@ -40,7 +125,7 @@ class _Score(NamedTuple):
     data: str = ""  # hash of the data; answers are paired only if it is equal
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[_Part, ...]:
         """The shares and their numbers of samples; empty if any is unknown."""
         parts = tuple((share.percent, share.samples) for share in self.shares.values())
         return parts if all(samples for _, samples in parts) else ()
@@ -263,11 +348,11 @@ def _table(
 
 def _cell(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Cell:
     score = next(iter(seeds.values()))
-    value = intervals.over_seeds([score.value for score in seeds.values()])
+    value = over_seeds([score.value for score in seeds.values()])
     # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and score.parts:
-        value = intervals.mean_of_parts(score.parts)._replace(mean=value.mean)
+        value = _mean_of_parts(score.parts)._replace(mean=value.mean)
     versus, common = _difference(seeds, baseline, proportions)
     samples = sum(count for _, count in score.parts)
     clients = frozenset(name for score in seeds.values() for name in score.shares)
@@ -286,22 +371,17 @@ def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Int
     scores, others = (
         {seed: score.over(clients) for seed, score in row.items()} for row in (seeds, baseline)
     )
-    return _difference_of_same(scores, others, proportions), len(clients)
-
-
-def _difference_of_same(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Interval:
-    """Returns `_difference` of scores that are over the same clients."""
     common = sorted(set(seeds) & set(baseline))
     if not common:
-        row, other = ([score.value for score in scores.values()] for scores in (seeds, baseline))
-        return intervals.welch(row, other)
-    if len(common) > 1:
-        return intervals.over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
-    score, compared = seeds[common[0]], baseline[common[0]]
-    shapes = [[part.shape for part in row.right] for row in (score, compared)]
-    # both models find the same samples hard, so a paired difference varies less
-    if score.right and score.data == compared.data and shapes[0] == shapes[1]:
-        return intervals.paired_difference(score.right, compared.right)
-    if proportions and score.parts and compared.parts:
-        return intervals.difference_of_parts(score.parts, compared.parts)
-    return Interval(score.value - compared.value)
+        rows = ([score.value for score in row.values()] for row in (scores, others))
+        return welch(*rows), len(clients)
+    gap = over_seeds([scores[seed].value - others[seed].value for seed in common])
+    if len(common) == 1:
+        score, compared = scores[common[0]], others[common[0]]
+        shapes = [[part.shape for part in row.right] for row in (score, compared)]
+        # both models find the same samples hard, so a paired difference varies less
+        if score.right and score.data == compared.data and shapes[0] == shapes[1]:
+            gap = _paired_difference(score.right, compared.right)
+        elif proportions and score.parts and compared.parts:
+            gap = difference_of_parts(score.parts, compared.parts)
+    return gap, len(clients)

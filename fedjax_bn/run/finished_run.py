@@ -42,8 +42,7 @@ from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import score_tables, workdir
-from fedjax_bn.training.evaluation import plots
+from fedjax_bn.training import plots, score_tables, workdir
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
 from fedjax_bn.training.evaluation.evaluate import (
     clients_tested,
@@ -51,8 +50,8 @@ from fedjax_bn.training.evaluation.evaluate import (
     served_variables,
     unseen_evaluator,
 )
-from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
+from fedjax_bn.training.plots import alphas_of, features_of
 from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.records import Record, by_client

@@ -13,6 +13,7 @@ from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.data.domain import Domain, form_of
 from fedjax_bn.data.drawing import label_forms
+from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record
@@ -24,16 +25,13 @@ from fedjax_bn.training import checkpoint, score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
-from fedjax_bn.training.callbacks.profile import Profile
-from fedjax_bn.training.callbacks.progress import Progress, Warnings
-from fedjax_bn.training.callbacks.tensorboard import TensorBoard
-from fedjax_bn.training.data_plots import write_data_plots
+from fedjax_bn.training.callbacks.watching import Profile, Progress, TensorBoard, Warnings
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
-from fedjax_bn.training.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.mesh import form_on, mesh_note
+from fedjax_bn.training.plots import draw_boxes, write_data_plots
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import (
     Record,
@@ -231,7 +229,7 @@ def _finish(
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     # Pictures need all clients' models where one process can read them.
     by_client = isinstance(form, FederatedState) and jax.process_count() == 1
-    if shows_boxes(experiment) and by_client:
+    if has_boxes(experiment.internal.domains[0].test.labels) and by_client:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
         with TensorBoard(folder, len(records), pictures="boxes"):
             pass

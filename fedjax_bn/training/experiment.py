@@ -122,15 +122,15 @@ class Experiment(NamedTuple):
 
 
 def privacy_notes(about: Record) -> tuple[str, ...]:
-    """Returns a note for the user on what `describe_privacy` returned."""
+    """Returns a note for the user on what `describe_privacy` returned, if anything."""
     if not about:
         return ()
     keys = about["privacy"]
-    begin = f"privacy: updates of clients are clipped to norm {keys['clip']:g}"
+    note = f"privacy: updates of clients are clipped to norm {keys['clip']:g}"
     if keys["epsilon"] is None:
-        return (f"{begin}; without privacy.noise no epsilon follows from that",)
+        return (f"{note}; without privacy.noise no epsilon follows from that",)
     return (
-        f"{begin}, noise of {keys['noise']:g} times that is added by the {keys['at']}: each client "
+        f"{note}, noise of {keys['noise']:g} times that is added by the {keys['at']}: each client "
         f"has (epsilon, delta) = ({keys['epsilon']:.3g}, {keys['delta']:g}) after {keys['rounds']} "
         f"rounds ({keys['neighbours']}), for what is shared; not for losses, accuracies and "
         "personal leaves, see docs/privacy.md",

@@ -36,12 +36,12 @@ def by_client(
     def mean_of(rows: np.ndarray) -> float | None:
         return float(values[rows].mean()) if rows.any() else None
 
-    points = [None] * len(QUANTILES)
+    summary = {"mean": mean_of(finite)} | dict.fromkeys(QUANTILES)
     if finite.any():
         points = np.quantile(values[finite], [*QUANTILES.values()]).tolist()
-    summary = {"mean": mean_of(finite)} | dict(zip(QUANTILES, points, strict=True))
+        summary |= zip(QUANTILES, points, strict=True)
     domains = np.array([name.rpartition("/")[0] for name in names])
-    several = list(dict.fromkeys(filter(None, domains.tolist())))
+    several = dict.fromkeys(filter(None, domains.tolist()))
     if len(several) <= _MOST_GROUPS:
         summary |= {f"{domain}/*": mean_of(finite & (domains == domain)) for domain in several}
     return summary
@@ -65,12 +65,8 @@ def round_record(
     above ten times the median norm, as multiples of it. With more than `limit` clients the line has
     a summary (`by_client`) and, if not all took part, `clients`, the numbers of those that did.
     """
-    record = {
-        "round": number,
-        "loss": by_client(names, metrics["loss"], limit, mean=False),
-        "weights": by_client(names, metrics["weights"], limit, mean=False),
-        "seconds": seconds,
-    }
+    values = {key: by_client(names, metrics[key], limit, mean=False) for key in ("loss", "weights")}
+    record = {"round": number, **values, "seconds": seconds}
     if "norm" in metrics:
         norms = np.asarray(metrics["norm"], float)
         record["norm"] = by_client(names, norms, limit, mean=False)
@@ -95,11 +91,10 @@ def warnings_of(record: Record) -> list[str]:
     """Returns warnings: a round without weights, and each norm that is far from the others'."""
     round = f"round {record['round']}: "
     idle = [] if any(record["weights"].values()) else ["no client counts: the shared leaves stay"]
-    norms = [
-        f"the norm of {name}'s update "
-        + ("overflows" if times is None else f"is {times:.3g} times the median norm")
-        for name, times in record.get("far_norms", {}).items()
-    ]
+    norms = []
+    for name, times in record.get("far_norms", {}).items():
+        size = "overflows" if times is None else f"is {times:.3g} times the median norm"
+        norms.append(f"the norm of {name}'s update {size}")
     return [round + warning for warning in idle + norms]
 
 
@@ -121,7 +116,7 @@ def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
 def require_usable(
     record: Record, metrics: dict[str, np.ndarray], names: list[str], on_nonfinite: str
 ) -> None:
-    """Raises an error if the run cannot continue after a round.
+    """Checks that a run can continue after a round.
 
     Raises:
       NotFiniteError: an update of a client or the server's step is not finite; with `on_nonfinite`
@@ -154,8 +149,7 @@ def select_round(records: list[Record]) -> int:
     Without a validation split it is the last evaluated round. Over Flower, some rounds may be
     evaluated without validation samples.
     """
-    validated = [record for record in records if "validation" in record]
-    if validated:
+    if validated := [record for record in records if "validation" in record]:
         return max(validated, key=lambda record: record["validation"]["mean"])["round"]
     return [record["round"] for record in records if "accuracy" in record][-1]
 
@@ -177,34 +171,33 @@ def summarize(
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
-    tested_on = {"internal": scored_part(experiment.internal.domains)}
-    if experiment.unseen:
-        tested_on["unseen"] = scored_part(experiment.unseen)
-    measures = {}
-    if "measures" in best:
-        outside = best.get("unseen_measures", {})
-        measures = {"measures": {"internal": best["measures"], "unseen": outside}}
-    return {
+    parts = {"internal": experiment.internal.domains, "unseen": experiment.unseen}
+
+    def scores(record: Record, internal: str = "accuracy", unseen: str = "unseen") -> Record:
+        return {"internal": record[internal], "unseen": record.get(unseen, {})}
+
+    summary = {
         "method": plan.method,
         "dataset": experiment.internal.name,
         "seed": plan.seed,
         "rounds": len(records),
         "selected_round": selected,
-        "tested_on": tested_on,
-        "accuracy": _accuracies(best),
-        "last_round": _accuracies(records[-1]),
-        **measures,
+        "tested_on": {whom: scored_part(domains) for whom, domains in parts.items() if domains},
+        "accuracy": scores(best),
+        "last_round": scores(records[-1]),
+    }
+    if "measures" in best:
+        summary["measures"] = scores(best, "measures", "unseen_measures")
+    summary |= {
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples_a_round(experiment) / seconds,
-        **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
-        **({"stopped_early": len(records) < plan.rounds} if plan.patience else {}),
-        **entries,
     }
-
-
-def _accuracies(record: Record) -> Record:
-    return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
+    if not experiment.task.classifies:
+        summary["score"] = experiment.task.score.name
+    if plan.patience:
+        summary["stopped_early"] = len(records) < plan.rounds
+    return summary | entries
 
 
 def samples_a_round(experiment: Experiment) -> float:

@@ -40,10 +40,7 @@ class Result(NamedTuple):
         A client's model is the one with which it is tested; a client that has never trained has
         what an unseen client receives. Where clients adapt to labelled samples before they are
         tested (`perfedavg`), it is the model before that: `methods.perfedavg.personalize` makes
-        these steps.
-
-        Raises:
-          ValueError: there is no client of that name.
+        these steps. An unknown client is a ValueError.
         """
         if client is None:
             return served_variables(self.state)
@@ -80,10 +77,7 @@ class Result(NamedTuple):
     ) -> np.ndarray:
         """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
 
-        `labels` are whole numbers [N] from 0; all else is as in `predict`.
-
-        Raises:
-          ValueError: as in `predict`, or a label is outside the model's classes.
+        `labels` are whole numbers [N] from 0, else a ValueError; all else is as in `predict`.
         """
         return confusion(self.predict(images, client, adaptation), labels)
 

@@ -21,7 +21,7 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
         [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
         for summary, row in zip(summaries, rows, strict=True)
     ]
-    percent = f"{score_of(summaries[0])} %"
+    percent = f"{summaries[0].get('score', 'accuracy')} %"
     inside, outside = (
         part_of_all(part_tested(summary, whom) for summary in summaries)
         for whom in ("internal", "unseen")
@@ -37,22 +37,14 @@ def part_tested(summary: dict[str, Any], whom: str = "internal") -> str:
     return summary.get("tested_on", {}).get(whom, "test")
 
 
-def score_of(summary: dict[str, Any]) -> str:
-    """Returns the kind of a summary's percentages: accuracy, or mAP50 for a detector."""
-    return summary.get("score", "accuracy")
-
-
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
     """Returns column -> percent, in the order (client, ""), ("mean", ""), (domain, adaptation)."""
     # with pairs as keys, a client named "a [running]" does not collide with the domain a
-    internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
-    mean = internal.pop(_MEAN)
-    unseen = {
-        (domain, adaptation): value
-        for domain, values in summary["accuracy"]["unseen"].items()
-        for adaptation, value in values.items()
-    }
-    return internal | {_MEAN: mean} | unseen
+    values = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
+    values[_MEAN] = values.pop(_MEAN)
+    for domain, row in summary["accuracy"]["unseen"].items():
+        values |= {(domain, adaptation): value for adaptation, value in row.items()}
+    return values
 
 
 def heading(column: tuple[str, str]) -> str:
@@ -96,8 +88,8 @@ def accuracies(
     `forms` are number formats of columns that are not percentages, such as `OF_MEASURES`.
     """
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
-    cells = [
-        [name, *("-" if row.get(h) is None else f"{row[h]:{forms.get(h, '.1f')}}" for h in heads)]
-        for name, row in rows.items()
-    ]
-    return grid([[title, *heads], *cells])
+    table = [[title, *heads]]
+    for name, row in rows.items():
+        forms_of_row = [(row.get(head), forms.get(head, ".1f")) for head in heads]
+        table.append([name, *("-" if x is None else f"{x:{form}}" for x, form in forms_of_row)])
+    return grid(table)

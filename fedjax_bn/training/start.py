@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,12 @@ from fedjax_bn.data.domain import Dataset, Split
 from fedjax_bn.data.drawing import label_forms
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.normalization import calls
 from fedjax_bn.sharing import Variables, describe, join, split_like
-from fedjax_bn.training.evaluation.evaluate import trace_adaptations
+from fedjax_bn.training.evaluation.evaluate import served_variables
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.training.population import AnyState, PopulationState
@@ -94,10 +95,8 @@ def check_shapes(
 ) -> None:
     """Traces the first state, a client's round and the server's step; nothing is compiled.
 
-    `clients` is K if the state has only one row, else 0.
-
-    Raises:
-      ValueError: the model, the method and their arguments do not suit each other.
+    `clients` is K if the state has only one row, else 0. Raises ValueError if the model, the method
+    and their arguments do not suit each other.
     """
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
@@ -117,7 +116,24 @@ def check_shapes(
         drawn = experiment.participation.drawn or clients
         uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
-    trace_adaptations(experiment, state)
+    _trace_adaptations(experiment, state)
+
+
+def _trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
+    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
+
+    def first_prediction(spelling: str, state: Any, images: jax.Array, valid: jax.Array) -> Any:
+        init, predict = experiment.adaptations[spelling].adaptation
+        variables = served_variables(state, [spelling])
+        images = experiment.prepare(images, parameter_dtype(variables))
+        return predict(variables, init(variables), images, valid)
+
+    for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
+        like, size = experiment.unseen[0].test.images, choice.batch_size
+        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
+        valid = jax.ShapeDtypeStruct((size,), bool)
+        with naming(f"config.adaptations={brief(spelling)} on config.model"):
+            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
 
 
 def batches_of_one(experiment: Experiment) -> Batches:
@@ -151,10 +167,11 @@ def batches_of_one(experiment: Experiment) -> Batches:
 def data_hash(experiment: Experiment) -> str:
     """Returns the SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
-    data, trace = fingerprint(experiment.internal._replace(domains=domains)), b""
-    if experiment.participation.trace is not None:
-        trace = experiment.participation.trace.tobytes()
-    return hashlib.sha256(data.encode() + trace).hexdigest() if trace else data
+    data = fingerprint(experiment.internal._replace(domains=domains))
+    trace = experiment.participation.trace
+    if trace is None:
+        return data
+    return hashlib.sha256(data.encode() + trace.tobytes()).hexdigest()
 
 
 def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:

@@ -11,7 +11,7 @@ from entries import BASELINE, TSMOBN, Entry
 from plan import UNSEEN
 from report import accuracy
 
-from fedjax_bn.report.intervals import Interval, over_seeds
+from fedjax_bn.report.results import Interval, over_seeds
 
 Summaries = Sequence[Mapping[str, Any]]  # of the targets of one seed
 

@@ -135,7 +135,7 @@ def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from fedjax_bn.federation import global_variables
     from fedjax_bn.run import train
     from fedjax_bn.run.files.finished import configuration, restore_state
-    from fedjax_bn.training.evaluation.per_sample import features_of
+    from fedjax_bn.training.plots import features_of
 
     config = configuration(json.loads((folder / "config.json").read_text())["config"])
     experiment, _, start = train.prepare(config)

@@ -20,7 +20,7 @@ from report import measured, printed, read_results
 
 from fedjax_bn.arguments.errors import UserError
 from fedjax_bn.tasks.figures import png
-from fedjax_bn.training.evaluation.plots import ablation
+from fedjax_bn.training.plots import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # one for each method
 IMAGES, SAMPLES = 8, 100  # of each client: images that are shown, images in the histogram

@@ -7,9 +7,9 @@ import runs
 from fedjax_bn.data.division.partition import share_out_domains
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run.train import prepare
-from fedjax_bn.training import data_plots
-from fedjax_bn.training.data_plots import data_facts
+from fedjax_bn.training import plots
 from fedjax_bn.training.evaluation.evaluate import clients_tested, evaluator
+from fedjax_bn.training.plots import data_facts
 from fedjax_bn.training.records import QUANTILES, by_client, have_trained, round_record, some_of
 
 NAMES = [f"{domain}/{k}" for domain in ("north", "south") for k in range(60)]
@@ -98,8 +98,8 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
 
 def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
     many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:samples=5")
-    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
-    figure = data_plots.draw_class_counts(many)
+    monkeypatch.setattr(plots, "png", lambda figure: figure)
+    figure = plots.draw_class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)
     assert figure.axes[0].get_title() == "200 of 1,000 clients"
     facts = data_facts(many, (), limit=3)

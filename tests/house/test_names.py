@@ -15,12 +15,11 @@ from fedjax_bn.arguments.text import cell, file_name, shown
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import blocks, page
 from fedjax_bn.report.comparison import text_files
-from fedjax_bn.report.intervals import Interval
-from fedjax_bn.report.results import Cell, Row, Table
+from fedjax_bn.report.results import Cell, Interval, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
-from fedjax_bn.training import data_plots
-from fedjax_bn.training.callbacks.tensorboard import scalars_of
-from fedjax_bn.training.evaluation.answers import Answers, KeptAnswers, predictions_of
+from fedjax_bn.training import plots
+from fedjax_bn.training.callbacks.watching import scalars_of
+from fedjax_bn.training.evaluation.answers import Answers, predictions_of
 
 ODD = (
     *("../../evil", "..", ".", "", "/etc/passwd", "a\\b", "C:evil", "~root", "$HOME", "a$b$c"),
@@ -75,8 +74,8 @@ class _Reader(html.parser.HTMLParser):
 def test_a_page_shows_a_name_and_nothing_else(text):
     """In an element, in a title and in an attribute."""
     reader = _Reader()
-    picture = blocks.Picture(text, b"")
-    reader.feed(blocks.write_page(text, [blocks.Heading(text), picture]).partition("<body>")[2])
+    parts = [blocks.block("heading", text), blocks.picture(text, b"")]
+    reader.feed(blocks.write_page(text, parts).partition("<body>")[2])
     reader.close()
     assert reader.tags == ["h1", "h3", "img", "script"]
     assert [value for _, value in reader.attributes[:2]] == [shown(text)] * 2
@@ -95,8 +94,8 @@ def test_a_plot_shows_a_name_and_no_formula():
     assert [entry.get_text() for entry in axes.get_legend().get_texts()] == labels
     assert png(figure)
     dataset = domains("$a$/0", "猫", "_hidden", "\udcff", "\ta\n", count=4)
-    assert data_plots.draw_class_counts(dataset)
-    assert data_plots.samples(list(dataset.domains[:4]), count=2)
+    assert plots.draw_class_counts(dataset)
+    assert plots.samples(list(dataset.domains[:4]), count=2)
 
 
 def domains(*names: str, count: int = 8) -> Dataset:
@@ -143,7 +142,7 @@ def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
 def _of_answers(name):
     answers = Answers(np.array([[-1.0, 1.0]]), np.array([0]))
     split = Split(np.zeros((1, 2)), np.array([0]), names=np.array([name]))
-    return predictions_of({(name, name): KeptAnswers(answers, split)}, "csv")
+    return predictions_of({(name, name): (answers, split, "test")}, "csv")
 
 
 def _of_report(name):

@@ -14,7 +14,7 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import ResNet, ResNet18
 from fedjax_bn.normalization import BatchNorm, adapter, calls, normalize_with
 from fedjax_bn.normalization.layer import RECORDED
-from fedjax_bn.training.evaluation.per_sample import alphas_of
+from fedjax_bn.training.plots import alphas_of
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(5)

@@ -17,7 +17,7 @@ from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.file import read, split_changes
-from fedjax_bn.training.evaluation.answers import Answers, KeptAnswers, write_answers
+from fedjax_bn.training.evaluation.answers import Answers, write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, curves_of, in_browser, page_of
 
@@ -136,7 +136,7 @@ def test_models_that_answered_the_same_samples_are_compared_sample_by_sample(tmp
     for method, who in right.items():
         logits = np.float32(np.eye(2)[np.where(who, label, 1 - label)])
         place = finished(tmp_path, method, 0, {"ant": 100 * who.mean()})
-        write_answers(place, {("ant", ""): KeptAnswers(Answers(logits, label), split)})
+        write_answers(place, {("ant", ""): (Answers(logits, label), split, "test")})
     gap = 100 * (right["fedbn"].astype(float) - right["fedavg"])
     reach = stats.norm.ppf(0.975) * gap.std() / np.sqrt(200)
     limits = f"{gap.mean() - reach:+.1f} to {gap.mean() + reach:+.1f}"

@@ -13,11 +13,9 @@ from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS
 from fedjax_bn.run.finished_run import Request
-from fedjax_bn.training import workdir
-from fedjax_bn.training.evaluation import plots
+from fedjax_bn.training import plots, workdir
 from small_images import dataset_of_images
 
-CLIENTS = ["ant", "bee", "cow"]
 # The clients have no test samples, and are tested on those that validate.
 DATA = dataset_of_images(runs.NAMES)
 UNTESTED = (domain._replace(test=domain.validation) for domain in DATA.domains[:3])
@@ -26,14 +24,13 @@ OTHER = dataset_of_images(("elk",))
 
 
 class Small(nn.Module):
-    """Two batch norms that see maps; compiles soon."""
+    """A batch norm that sees maps; compiles soon."""
 
     num_classes: int = 3
 
     @nn.compact
     def __call__(self, images):
         x = nets.Block(8, name="first")(images)
-        x = nets.Block(8, name="second")(x[:, ::2, ::2])
         return nn.Dense(self.num_classes, name="out")(x.mean((1, 2)))
 
 
@@ -51,11 +48,6 @@ def load(config):
     return data[config.data.path]
 
 
-def configuration(**changes):
-    tiny = {"model": "Small", "data__image_size": 8, "rounds": 2, "batch_size": 6}
-    return runs.config(**tiny | changes)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def tiny():
     with pytest.MonkeyPatch.context() as patch:
@@ -69,9 +61,10 @@ def tiny():
 def finished(tmp_path_factory):
     """A finished run of FedIG-A, its summary, and what it printed."""
     folder, printed = tmp_path_factory.mktemp("evaluation") / "run", []
-    adaptations = ("running", "tsmobn", "zero_shot_adapter")
-    keys = {"method": "fediga", "adaptations": adaptations, "adapt_batch_size": 8}
-    summary = runs.train.run(configuration(**keys), folder, say=printed.append)
+    keys = {"model": "Small", "data__image_size": 8, "rounds": 2, "batch_size": 6}
+    keys |= {"method": "fediga", "adaptations": ("running", "zero_shot_adapter")}
+    config = runs.config(**keys, adapt_batch_size=8)
+    summary = runs.train.run(config, folder, say=printed.append)
     return folder, summary, printed
 
 
@@ -100,9 +93,8 @@ def test_a_new_domain_is_tested_without_the_training_data(finished, monkeypatch)
     before = runs.files(finished[0])
     changes = [("data.path", "other"), ("target", ""), ("adaptations", choices)]
     result, files = run(finished[0], *changes, name="elk")
-    assert list(result["unseen"]) == ["elk"]
-    assert list(result["unseen"]["elk"]) == choices.split(",")
-    assert all(0 <= value <= 100 for value in result["unseen"]["elk"].values())
+    assert [*result["unseen"]] == ["elk"]
+    assert [*result["unseen"]["elk"]] == choices.split(",")
     assert files == [finished[0] / "evaluations" / "elk.json"]
     assert workdir.read_json(files[0])["unseen"] == result["unseen"]
     after = runs.files(finished[0])
@@ -115,7 +107,7 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
     folder, summary, printed = finished
     said, note = [], experiment.TESTED_ON_VALIDATION
     result, _ = evaluate_finished.run(folder, Request(internal=True), say=said.append)
-    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
+    assert list(result["internal"]) == ["own", "running", "zero_shot_adapter"]
     assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
     assert result["notes"] == [note]
     assert note in said
@@ -130,11 +122,7 @@ def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
         *("plots.json", "plots-alphas-dog.npz", "plots-alphas-dog.png", "plots-tsne-dog.png")
     }
     with np.load(finished[0] / "evaluations" / "plots-alphas-dog.npz") as alphas:
-        assert alphas.files == ["first/inner", "second/inner"]
-        assert all(alphas[name].shape == (26,) for name in alphas.files)
-    for file in files:
-        if file.suffix == ".png":
-            assert file.read_bytes().startswith(b"\x89PNG")
+        assert alphas["first/inner"].shape == (26,)
 
 
 def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
@@ -156,8 +144,6 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
         ("--config.target=", "left no domain out"),
         ("--config.data.path=six --config.target=", "shape [8, 8, 3] (uint8) in 3 classes"),
         ("--config.data.name=folder", "config.data.name='folder' is unknown; did you mean"),
-        # Data of another run are not taken for the internal clients.
-        ("--config.data.path=other --config.target=elk --internal", "target 'dog' is not a domain"),
         ("--config.data.path=changed --internal", "not those of the run (their hash differs)"),
     ],
 )
@@ -201,9 +187,8 @@ def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, c
     assert content["targets"] == list(runs.NAMES)
     rows = {(row["method"], row["adaptation"]): row for row in content["accuracy"]}
     # A baseline is tested with what it can do.
-    assert set(rows) == {
-        *(("fediga", "running"), ("fediga", "zero_shot_adapter"), ("fedavg", "running"))
-    }
+    fediga = {("fediga", "running"), ("fediga", "zero_shot_adapter")}
+    assert set(rows) == fediga | {("fedavg", "running")}
     assert [rows["fedavg", "running"][name] for name in runs.NAMES] == [2, 4, 6, 8]
     assert rows["fedavg", "running"]["mean"] == 5
     assert "fediga [zero_shot_adapter]" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
-from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
+from fedjax_bn.training.plots import alphas_of, features_of
 
 
 class OneBlock(nn.Module):

@@ -22,8 +22,8 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.training import checkpoint, data_plots
-from fedjax_bn.training.callbacks.tensorboard import scalars_of
+from fedjax_bn.training import checkpoint, plots
+from fedjax_bn.training.callbacks.watching import scalars_of
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
     if not draw:
-        monkeypatch.setattr(data_plots, "samples", lambda domains, **options: b"")
+        monkeypatch.setattr(plots, "samples", lambda domains, **options: b"")
     if data is None:
         monkeypatch.setattr(train, "prepare", _prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):

@@ -12,7 +12,7 @@ from fedjax_bn import main
 from fedjax_bn.arguments import errors
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
-from fedjax_bn.training import data_plots
+from fedjax_bn.training import plots
 from fedjax_bn.training.together import any_asked, by_first, join, require_same
 
 TRAINED = {
@@ -72,7 +72,7 @@ def run() -> None:
         said = json.dumps(talk())
         folder.with_name("said" + os.environ["JAX_PROCESS_ID"]).write_text(said)
     DATASETS["tiny"] = lambda config: runs.DATA
-    data_plots.samples = lambda domains, **options: b""
+    plots.samples = lambda domains, **options: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
         train.run(config, folder)

@@ -18,18 +18,17 @@ from fedjax_bn.models.masks import COLLECTION, FEATURES
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.answers import npz_bytes
-from fedjax_bn.training.evaluation.per_sample import features_of
-from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
+from fedjax_bn.training.plots import features_of, masked_features
 from fedjax_bn.training.population import AnyState, PopulationState
 from fedjax_bn.training.records import Record, by_client, select_round, some_of
 from fedjax_bn.training.start import sample_input
 from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import read_arrays, write_atomically, write_picture
 
-_KINDS = ("mean", "std", "scale", "bias")
-_FOLDER, _PARAMS = "batch_norms", "params"
+_KINDS = ("mean", "std", "scale", "bias")  # of batch norms, see `_distances`
+_PARAMS = "params"
 _EPSILON = 1e-5  # added to every variance, as in batch norm
 _SAMPLES = 256  # test images of a client whose features are plotted
 
@@ -42,7 +41,9 @@ class ClientLogs(NamedTuple):
     records: list[Record]
 
     def on_round_end(self, round: int, state: AnyState, metrics: Record) -> None:
-        """Writes what the report needs of this round."""
+        """Writes what the report needs of this round, unless clients' rows are on the host."""
+        if isinstance(state, PopulationState):
+            return
         metrics.update(_log_masks(self.experiment, self.folder, state))
         if round == 1:
             _log_batch_norms(self.experiment, self.folder, state, "first")
@@ -71,19 +72,14 @@ class ClientLogs(NamedTuple):
         write_picture(picture, lambda: masked_features(features, masks[shown]))
 
 
-class Distances(NamedTuple):
-    """Distances of clients from their mean."""
+def _log_batch_norms(
+    experiment: Experiment, folder: Path, state: FederatedState, name: str
+) -> None:
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
 
-    layers: list[str]  # names, such as "layer1_0/norm1", in the order of the forward pass
-    clients: list[str]  # names
-    # kind of _KINDS -> f[L, K]; NaN where a layer shares that leaf or lacks it
-    values: dict[str, np.ndarray]
-
-
-def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name: str) -> None:
-    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms."""
-    if isinstance(state, PopulationState):
-        return
+    The arrays are "layers", names in the order of the forward pass, "clients", and for each of
+    _KINDS f[L, K], NaN where a layer shares that leaf or lacks it.
+    """
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
     norms = {path[1:-1] for path in leaves if path[0] == STATISTICS}
@@ -110,7 +106,7 @@ def _log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name
         for kind in _KINDS
     }
     arrays |= {"clients": np.array([names[k] for k in shown]), "layers": np.array(layers)}
-    write_atomically(folder / _FOLDER / f"{name}.npz", npz_bytes(arrays))
+    write_atomically(folder / "batch_norms" / f"{name}.npz", npz_bytes(arrays))
 
 
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -135,27 +131,19 @@ def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[
     return kinds
 
 
-def read_distances(folder: Path, name: str) -> Distances | None:
-    """Returns the distances of a workdir's first or selected round; None if it has none."""
-    path = folder / _FOLDER / f"{name}.npz"
-    if not path.exists():
-        return None
-    stored = read_arrays(path)
-    names = stored["layers"].tolist(), stored["clients"].tolist()
-    return Distances(*names, {kind: stored[kind] for kind in _KINDS})
+def read_distances(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a workdir's `batch_norms/NAME.npz`; {} if it has none."""
+    path = folder / "batch_norms" / f"{name}.npz"
+    return read_arrays(path) if path.exists() else {}
 
 
-def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
-    """Writes the masks of a round, unless the clients' rows are on the host.
+def _log_masks(experiment: Experiment, folder: Path, state: FederatedState) -> Record:
+    """Writes the masks of a round, and returns their L1 norms (FedCD, Fig. 3); {} without masks.
 
     `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
     f[C], which an unseen client receives.
-
-    Returns:
-      {"mask_l1": `records.by_client` of the L1 norms} (FedCD, Fig. 3), the mean over a client's
-      masks if it has several; {} if there are no masks.
     """
-    if isinstance(state, PopulationState) or not state.personal.get(COLLECTION):
+    if not state.personal.get(COLLECTION):
         return {}
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
     names = [domain.name for domain in experiment.internal.domains]
@@ -164,7 +152,7 @@ def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
         for name, mask in masks.items():
             arrays[f"{name}.mean"] = (weights[:, None] * mask).sum(0) / weights.sum()
         write_atomically(folder / "masks" / f"{int(state.round):04}.npz", npz_bytes(arrays))
-    # FedCD has one mask, of features, unless more layers are named.
+    # FedCD has one mask, of features, unless more layers are named; then the mean is over them.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names, norms, experiment.plan.clients_named)}
 

@@ -1,6 +1,5 @@
 """Keeps the answers of clients: their measures, and the files that a run's folder has of them.
 
-Answers are those of a classifier (`Answers`) or masks (`MaskAnswers`), with the same methods.
 `answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
 adaptation. All predictions are written on request (`config.predictions`).
 """
@@ -37,7 +36,10 @@ _KINDS = "internal", "unseen"  # a file each
 
 
 class Answers(NamedTuple):
-    """A classifier's answers f[N, C] to the samples of a split, in its order, and labels i32[N]."""
+    """A classifier's answers f[N, C] to the samples of a split, in its order, and labels i32[N].
+
+    `_MaskAnswers` has the same methods.
+    """
 
     logits: np.ndarray
     label: np.ndarray
@@ -89,18 +91,18 @@ class Answers(NamedTuple):
         }
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
-        """Returns the arrays from which `read_answers` makes a client's `Answered`."""
+        """Returns what `read_answers` reads."""
         mistaken = np.flatnonzero(~self.right)
         sure = self.probabilities[mistaken].max(-1)
         # A stable sort, so that every machine keeps the first of equally confident samples.
-        worst_places = np.argsort(-sure, kind="stable")[:_MISTAKES]
-        worst = mistaken[worst_places]
+        order = np.argsort(-sure, kind="stable")[:_MISTAKES]
+        worst = mistaken[order]
         columns = worst, self.label[worst], self.logits[worst].argmax(-1)
         arrays = {
             "right": np.packbits(self.right),
             "samples": np.array(len(self.label)),
             "mistakes": np.stack(columns, axis=1).astype(np.int32),
-            "confidence": sure[worst_places].astype(np.float32),
+            "confidence": sure[order].astype(np.float32),
         }
         if self.logits.shape[-1] <= _MOST_CLASSES:
             arrays["confusion"] = confusion(self.logits, self.label).astype(np.int32)
@@ -113,7 +115,7 @@ class Answers(NamedTuple):
         return {"label": self.label, "probabilities": self.probabilities.astype(np.float32)}
 
     def table(self, split: Split) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """Returns the heads and rows that `config.predictions=csv` writes, a row per sample."""
+        """Returns the heads and rows, one per sample, that `config.predictions=csv` writes."""
         heads = (f"probability_{c}" for c in range(self.logits.shape[-1]))
         samples = range(len(self.label)) if split.names is None else map(str, split.names)
         columns = zip(samples, self.label.tolist(), self.probabilities, strict=True)
@@ -123,8 +125,7 @@ class Answers(NamedTuple):
 
 def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
     """Returns the area under the receiver operating characteristic (Mann and Whitney)."""
-    # scikit-learn gives the same numbers (tests/run/test_answers.py) but takes 20 times as long,
-    # for each client and evaluation: 50 ms instead of 2.5 for 200 samples and 7 classes.
+    # scikit-learn gives the same numbers but takes 20 times as long: 50 ms for 200 samples.
     areas, classes = [], probabilities.shape[1]
     for number in [1] if classes == 2 else range(classes):
         scores, is_class = probabilities[:, number], label == number
@@ -137,7 +138,7 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
     return float(np.mean(areas)) if areas else float("nan")
 
 
-class MaskAnswers(NamedTuple):
+class _MaskAnswers(NamedTuple):
     """Predicted masks u8[N, H, W] of the samples of a split, in the split's order."""
 
     predicted: np.ndarray
@@ -145,7 +146,7 @@ class MaskAnswers(NamedTuple):
     percent: float  # the task's score
     nested: bool
 
-    def ordered(self, index: np.ndarray) -> "MaskAnswers":
+    def ordered(self, index: np.ndarray) -> "_MaskAnswers":
         """Returns the answers to the samples at index i64[N]."""
         overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
         return self._replace(predicted=self.predicted[index], overlaps=overlaps)
@@ -177,7 +178,7 @@ class MaskAnswers(NamedTuple):
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
-        """Returns the arrays from which `read_answers` makes a client's `AnsweredMasks`."""
+        """Returns what `read_answers` reads."""
         volumes = _volumes(split)
         dice = dice_and_iou(self.overlaps)[0][0][[samples[0] for samples in volumes]]
         arrays, titles = {"dice": dice.astype(np.float32)}, []
@@ -202,7 +203,7 @@ class MaskAnswers(NamedTuple):
         return {"predicted": self.predicted}
 
     def table(self, split: Split) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """Returns the heads and rows that `config.predictions=csv` writes, by volume and class."""
+        """Returns the heads and rows, by volume and class, that `config.predictions=csv` writes."""
         volumes, scores, unit = self._scores(split)
         rows = (
             (_name(split, volumes[v][0]), r + 1, *(float(score[v, r]) for score in scores))
@@ -212,9 +213,8 @@ class MaskAnswers(NamedTuple):
 
 
 def _volumes(split: Split) -> list[np.ndarray]:
-    """Returns `volumes_of` the samples, slices in the order in which they are stored."""
     order = split.images.index if isinstance(split.images, Rows) else None
-    return volumes_of(split.labels, order)
+    return volumes_of(split.labels, order)  # slices in the order in which they are stored
 
 
 def _name(split: Split, sample: int) -> str:
@@ -231,18 +231,11 @@ def _mean(values: Any) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
-AnyAnswers = Answers | MaskAnswers
+AnyAnswers = Answers | _MaskAnswers
 
 
-class KeptAnswers(NamedTuple):
-    """Answers, the samples that they are of, and the part of the data that these are."""
-
-    answers: AnyAnswers
-    split: Split
-    part: str = "test"
-
-
-Keep = dict[tuple[str, str], KeptAnswers]  # (client, "") or (unseen domain, adaptation) -> answers
+# (client, "") or (unseen domain, adaptation) -> answers, the samples, and their part of the data
+Keep = dict[tuple[str, str], tuple[AnyAnswers, Split, str]]
 
 
 def answering(task: Task) -> Task:
@@ -262,29 +255,17 @@ def answering(task: Task) -> Task:
         predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
         return score.of_batch(logits, label, valid), predicted
 
-    def all_masks(batches: tuple[Overlaps, np.ndarray]) -> MaskAnswers:
+    def all_masks(batches: tuple[Overlaps, np.ndarray]) -> _MaskAnswers:
         overlaps, predicted = batches
         of_samples = jax.tree.map(lambda leaf: leaf[overlaps.valid], overlaps)
         percent = float(score.of_all(overlaps))
-        return MaskAnswers(predicted[overlaps.valid], of_samples, percent, task.nested)
+        return _MaskAnswers(predicted[overlaps.valid], of_samples, percent, task.nested)
 
     if task.segments:
         return task._replace(score=Score("answers", masks, all_masks))
     if task.classifies and score.name == "accuracy":
         return task._replace(score=Score("answers", classes, all_classes))
     return task
-
-
-def measures_of(
-    scores: Mapping[str, AnyAnswers | float], split: Split
-) -> dict[str, dict[str, float | None]]:
-    """Returns adaptation -> measure -> value, None if it is not defined; only for answers."""
-    measures = {}
-    for adaptation, answers in scores.items():
-        if isinstance(answers, AnyAnswers):
-            values = answers.measures(split).items()
-            measures[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
-    return measures
 
 
 def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
@@ -295,10 +276,10 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
     for kind in _KINDS:
         # An unseen domain's key names an adaptation, a client's does not.
         is_unseen = kind == "unseen"
-        of_kind = {key: answered for key, answered in keep.items() if bool(key[1]) == is_unseen}
+        of_kind = {key: entry for key, entry in keep.items() if bool(key[1]) == is_unseen}
         if of_kind:
             place = folder / "answers"
-            rows = [answered.answers.row(answered.split) for answered in of_kind.values()]
+            rows = [answers.row(split) for answers, split, _ in of_kind.values()]
             write_atomically(place / f"{kind}.npz", _packed_rows(of_kind, rows))
             if predictions:
                 content = predictions_of(of_kind, predictions)
@@ -307,7 +288,7 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
     """Returns a file `.npz` with the number of its row in the name of each array."""
-    parts = [answered.part for answered in keep.values()]
+    parts = [part for _, _, part in keep.values()]
     arrays = {"names": np.array(json.dumps(list(keep))), "parts": np.array(json.dumps(parts))}
     for i, row in enumerate(rows):
         for name, array in row.items():
@@ -354,32 +335,29 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks
             of_row = re.compile(rf"([a-z]+){i}(\.\d+)?")
             names = {name: of_row.fullmatch(name) for name in stored}
             row = {m[1] + (m[2] or ""): stored[name] for name, m in names.items() if m}
-            answers[tuple(key)] = _masks_of(row) if "dice" in row else _classes_of(row)
+            if "dice" in row:
+                titles = enumerate(json.loads(str(row["titles"])))
+                pictures = [(row[f"picture.{j}"], *row[f"masks.{j}"], title) for j, title in titles]
+                answers[tuple(key)] = AnsweredMasks(row["dice"], pictures)
+                continue
+            right = np.unpackbits(row["right"], count=int(row["samples"])).astype(bool)
+            columns = zip(row["mistakes"].tolist(), row["confidence"].tolist(), strict=True)
+            mistakes = [
+                Mistake(*m, sure, row[f"picture.{j}"]) for j, (m, sure) in enumerate(columns)
+            ]
+            answers[tuple(key)] = Answered(right, row.get("confusion"), mistakes)
     return answers
-
-
-def _classes_of(row: Mapping[str, np.ndarray]) -> Answered:
-    right = np.unpackbits(row["right"], count=int(row["samples"])).astype(bool)
-    pairs = enumerate(zip(row["mistakes"].tolist(), row["confidence"].tolist(), strict=True))
-    mistakes = [Mistake(*entry, sure, row[f"picture.{j}"]) for j, (entry, sure) in pairs]
-    return Answered(right, row.get("confusion"), mistakes)
-
-
-def _masks_of(row: Mapping[str, np.ndarray]) -> AnsweredMasks:
-    titles = enumerate(json.loads(str(row["titles"])))
-    pictures = [(row[f"picture.{j}"], *row[f"masks.{j}"], title) for j, title in titles]
-    return AnsweredMasks(row["dice"], pictures)
 
 
 def predictions_of(keep: Keep, form: str) -> str | bytes:
     """Returns all predictions, of one kind of answers, as the content of a file.
 
-    "csv" has a line per sample with probabilities, or per volume and class with the scores of its
-    masks. "npz" has `names`, the keys of `keep` as JSON, `parts` likewise, and for row i `label{i}`
-    i32[N] and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
+    "csv" has a line per sample, or per volume and class of masks. "npz" has `names`, the keys of
+    `keep` as JSON, `parts` likewise, and for row i `label{i}` i32[N] and `probabilities{i}`
+    f32[N, C], or `predicted{i}` u8[N, H, W].
     """
     if form == "npz":
-        return _packed_rows(keep, [answered.answers.predictions() for answered in keep.values()])
+        return _packed_rows(keep, [answers.predictions() for answers, _, _ in keep.values()])
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for number, ((name, adaptation), (answers, split, part)) in enumerate(keep.items()):

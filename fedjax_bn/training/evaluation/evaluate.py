@@ -17,12 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import ensemble, with_clients
-from fedjax_bn.arguments.choices import naming
-from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
-from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.hooks import predicting
@@ -30,13 +27,7 @@ from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
-from fedjax_bn.training.evaluation.answers import (
-    AnyAnswers,
-    Keep,
-    KeptAnswers,
-    answering,
-    measures_of,
-)
+from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, answering
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
@@ -44,7 +35,7 @@ from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import by_client, some_of
 from fedjax_bn.training.workdir import Record
 
-# evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
+# evaluate(state, trained, keep) -> record. `trained` bool[K] marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
 _Trained = np.ndarray | None
@@ -55,7 +46,6 @@ _SAMPLE = 5  # which of the generator's streams draws the sample
 def evaluator(experiment: Experiment) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
-    Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
     Unseen clients are left out if the configuration tests them only once, after the run.
     """
     internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
@@ -118,17 +108,20 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             model_of = cache(partial(_models_of, state, client, trained, experiment.mesh))
             for part, (with_own_models, score) in parts.items():
                 scores[part] += score(model_of(with_own_models), places)
-        record = {
-            part: by_client(names, [*map(_percent, answers)], limit)
-            for part, answers in scores.items()
+        record: Record = {
+            part: by_client(names, [*map(_percent, values)], limit)
+            for part, values in scores.items()
         }
-        record |= _measures_by_client(names, [*zip(scores["accuracy"], tests, strict=True)], limit)
+        answers = scores["accuracy"]
+        if isinstance(answers[0], AnyAnswers):
+            rows = [answer.measures(test) for answer, test in zip(answers, tests, strict=True)]
+            columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+            record["measures"] = {n: _measure(names, x, limit) for n, x in columns.items()}
+            if keep is not None:
+                for k in some_of(len(names), limit) if size else range(len(names)):
+                    keep[names[k], ""] = answers[k], tests[k], scored_part([domains[k]])
         if tests_validate:
             record["validation"] = record["accuracy"]
-        for k in some_of(len(names), limit) if size else range(len(names)):
-            answers = scores["accuracy"][k]
-            if keep is not None and isinstance(answers, AnyAnswers):
-                keep[names[k], ""] = KeptAnswers(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
@@ -146,19 +139,11 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
     return made_once(("steps", choice, model, *options.values()), lambda: steps)
 
 
-def _measures_by_client(
-    names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
-) -> dict[str, Any]:
-    """Returns {"measures": {name: {client: value, "mean": of those}}}; {} if scores are numbers."""
-    if not all(isinstance(answers, AnyAnswers) for answers, _ in answered):
-        return {}
-    rows, measures = [answers.measures(split) for answers, split in answered], {}
-    for name in rows[0]:
-        values = np.array([row[name] for row in rows])
-        finite = values[np.isfinite(values)]
-        mean = {"mean": float(finite.mean()) if len(finite) else None}
-        measures[name] = by_client(names, values, limit, mean=False) | mean
-    return {"measures": measures}
+def _measure(names: Sequence[str], values: np.ndarray, limit: int) -> Record:
+    """Returns client -> value, and their "mean" over the clients for which it is defined."""
+    finite = values[np.isfinite(values)]
+    mean = {"mean": float(finite.mean()) if len(finite) else None}
+    return by_client(names, values, limit, mean=False) | mean
 
 
 def _mean_loss(task: Task) -> Score:
@@ -169,11 +154,7 @@ def _mean_loss(task: Task) -> Score:
         count = valid.sum().astype(loss.dtype)
         return loss * count, count
 
-    def of_all(sums: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        losses, counts = sums
-        return losses.sum() / counts.sum().clip(1)
-
-    return Score("loss", of_batch, of_all)
+    return Score("loss", of_batch, lambda sums: sums[0].sum() / sums[1].sum().clip(1))
 
 
 def _adapted_rows(
@@ -299,17 +280,16 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     if not experiment.unseen:
         return lambda state, keep=None: {}
     choices, mesh, task = experiment.adaptations, experiment.mesh, _answering(experiment)
-    names, splits = [domain.name for domain in experiment.unseen], [*map(whole, experiment.unseen)]
-    parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
-    adapt = {}
+    domains = {domain.name: domain for domain in experiment.unseen}
+    splits, adapt = [whole(domain) for domain in experiment.unseen], {}
     if personalization := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, personalization)
         one_client = _steps(experiment)
         steps = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client))
-        for name, split in zip(names, labelled, strict=True):
+        for name, split in zip(domains, labelled, strict=True):
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
-    tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
+    tested = dict(zip(domains, map(scoring.as_stored, splits), strict=True))
     score = {
         adaptation: scoring.score_unseen(choice.adaptation, experiment.prepare, task, mesh)
         for adaptation, choice in choices.items()
@@ -328,9 +308,8 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def evaluate(state: AnyState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
-            variables, answers = received, {}
-            if adapt:
-                variables = adapt[name](received, frozen=state.frozen)
+            variables = adapt[name](received, frozen=state.frozen) if adapt else received
+            scores[name] = {}
             for adaptation, choice in choices.items():
                 # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
@@ -342,12 +321,12 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     order = scoring.in_order(Split(number, number), choice.order).images
                     answer = answer.ordered(np.argsort(order))
                     if keep is not None:
-                        keep[name, adaptation] = KeptAnswers(answer, split, parts_of_domains[name])
-                answers[adaptation] = answer
-            scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
-            measures[name] = measures_of(answers, split)
-        measured = {"unseen_measures": measures} if any(measures.values()) else {}
-        return {"unseen": scores} | measured
+                        keep[name, adaptation] = answer, split, scored_part([domains[name]])
+                    values = answer.measures(split).items()
+                    rows = measures.setdefault(name, {})
+                    rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
+                scores[name][adaptation] = _percent(answer)
+        return {"unseen": scores} | ({"unseen_measures": measures} if measures else {})
 
     return evaluate
 
@@ -357,28 +336,10 @@ def _percent(score: AnyAnswers | float) -> float:
     return score.percent if isinstance(score, AnyAnswers) else score
 
 
-def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
-    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
-
-    def first_prediction(spelling: str, state: Any, images: jax.Array, valid: jax.Array) -> Any:
-        init, predict = experiment.adaptations[spelling].adaptation
-        variables = served_variables(state, [spelling])
-        images = experiment.prepare(images, parameter_dtype(variables))
-        return predict(variables, init(variables), images, valid)
-
-    for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
-        like, size = experiment.unseen[0].test.images, choice.batch_size
-        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
-        valid = jax.ShapeDtypeStruct((size,), bool)
-        with naming(f"config.adaptations={brief(spelling)} on config.model"):
-            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
-
-
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
-    Raises:
-      ConfigError: `ensemble` is chosen, but the clients' rows are on the host.
+    Raises ConfigError if `ensemble` is chosen, but the clients' rows are on the host.
     """
     if isinstance(state, PopulationState):
         refuse_ensemble(choices)

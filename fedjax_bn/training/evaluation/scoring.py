@@ -1,7 +1,7 @@
 """Scores internal clients with their own models, and unseen clients with an adaptation.
 
 Test samples are put on the device as batches, all at once or block after block. One program judges
-the batches, and the host joins what the task's score keeps of each (`task.score.of_batch`).
+the batches, and the host joins what the task's score keeps of each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,15 +33,11 @@ from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.rounds import megabytes
 
 PyTree = Any
-_THREADS = 8
 _Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 
 
 class _TestData(NamedTuple):
-    """Batches of test samples of some clients; no batch mixes two clients.
-
-    Clients of one domain may test on the same batches, so T client batches point to U stored ones.
-    """
+    """Batches of test samples, each of one client; T client batches point to U stored ones."""
 
     images: jax.Array  # [U, B, ...]
     labels: PyTree  # [U, B] or a tree of [U, B, ...]
@@ -73,24 +69,21 @@ class SplitBatches:
         longest = max(len(split.images) for split in splits)
         self._splits, self._size = splits, batch_size if rows else min(batch_size, longest)
         self._mesh, self._copied = mesh, placement == "copies"
-        places = [
+        places: list[_Place] = [
             (k, split, start)
             for k, split in enumerate(splits)
             for start in range(0, len(split.images), self._size)
         ]
-        self._spread = None
+        self._spread, self._parts = None, [places]  # the parts of all devices
         if mesh is not None and not self._copied:  # over all devices, also those of a batch
             self._spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._parts: list[list[_Place]] = [places]  # of each device
-        if self._spread is not None and placement == "parts":
-            count = -(-len(places) // mesh.size)
-            self._parts = [places[d * count : (d + 1) * count] for d in range(mesh.size)]
-        elif self._spread is not None:
+            self._parts = [[] for _ in range(mesh.size)]
+            per_device = -(-len(places) // mesh.size)
             clients_per_device = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]
             beside = mesh.size // mesh.shape[CLIENTS]  # with the same clients, for batches in turn
-            self._parts = [[] for _ in range(mesh.size)]
             for number, place in enumerate(places):
-                self._parts[place[0] // clients_per_device * beside + number % beside].append(place)
+                device = place[0] // clients_per_device * beside + number % beside
+                self._parts[number // per_device if placement == "parts" else device].append(place)
         self._longest = max(map(len, self._parts))
 
     def all_at_once(self) -> _TestData:
@@ -114,8 +107,7 @@ class SplitBatches:
 
     def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[_TestData]]:
         """Returns `parts()`: all batches, which stay on the devices if they fit, or else blocks."""
-        devices = 1 if self._spread is None else self._mesh.size
-        if megabytes(self._splits) <= device_megabytes * devices:
+        if megabytes(self._splits) <= device_megabytes * len(self._parts):
             resident = self.all_at_once()
             return lambda: (resident,)
         # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
@@ -132,7 +124,7 @@ class SplitBatches:
         def read(start: int, stop: int) -> tuple:
             places = [*stored_of[start // width].values()]
             places += [empty] * (stop - start - len(places))
-            with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
+            with ThreadPoolExecutor(8) as threads:  # images may be files
                 batches = threads.map(lambda place: _read_batch(*place, self._size), places)
                 return jax.tree.map(lambda *rows: np.stack(rows), *batches)
 
@@ -152,16 +144,13 @@ class SplitBatches:
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
     """Returns images, labels and valid bool[B] from sample `start`, with zeros after the last."""
     images = np.asarray(split.images[start : start + batch_size])
-    count = len(images)
+    valid = np.arange(batch_size) < len(images)
+    labels = jax.tree.map(lambda rows: np.asarray(rows[start : start + batch_size]), split.labels)
 
     def fill(rows: np.ndarray) -> np.ndarray:
-        return np.pad(rows, [(0, batch_size - count)] + [(0, 0)] * (rows.ndim - 1))
+        return np.pad(rows, [(0, batch_size - len(images))] + [(0, 0)] * (rows.ndim - 1))
 
-    def label(rows: np.ndarray) -> np.ndarray:
-        part = np.asarray(rows[start : start + batch_size])
-        return fill(part.astype(stored(part)))
-
-    return fill(images), jax.tree.map(label, split.labels), np.arange(batch_size) < count
+    return fill(images), jax.tree.map(lambda x: fill(x.astype(stored(x))), labels), valid
 
 
 def as_stored(split: Split) -> Split:
@@ -193,7 +182,7 @@ def score_clients(
     """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
     With a task of `answers.answering`, each client's score is its answers. `statistics` is the
-    method's rule; `mesh` has the devices that hold state and blocks, None for one.
+    method's rule; `mesh` has the devices that hold state and blocks.
     """
     score = (task or classification()).score
     judged = made_once(

@@ -12,9 +12,7 @@ from fedjax_bn.engine.masks import dice_and_iou
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.segmentation import surface_scores
 from fedjax_bn.training.evaluation.answers import (
-    KeptAnswers,
     answering,
-    measures_of,
     predictions_of,
     read_answers,
     write_answers,
@@ -55,7 +53,7 @@ def test_answers_have_the_score_of_the_task_and_a_byte_a_pixel():
 def test_measures_are_means_over_volumes():
     spacing = np.tile(np.float32([3, 1, 0.5]), (6, 1))
     _, answers, split, predicted = some(volume=VOLUME, spacing=spacing)
-    found = measures_of({"running": answers}, split)["running"]
+    found = answers.measures(split)
     (dice, iou), weights = dice_and_iou(answers.overlaps)
     assert found["iou"] == pytest.approx(100 * np.average(iou.mean(-1), weights=weights))
     for number in (1, 2):
@@ -79,10 +77,9 @@ def test_undefined_distances_are_counted_and_left_out_of_the_mean():
     assert found["hd95_pixels"] == pytest.approx(rest[..., 0].mean())
     assert "dice_1" not in found  # it is the score
     answers = answers._replace(predicted=0 * predicted)
-    assert answers.measures(split)["undefined"] == 6
-    text = measures_of({"running": answers}, split)["running"]
-    assert text["hd95_pixels"] is None
-    assert text["assd_pixels"] is None
+    found = answers.measures(split)
+    assert found["undefined"] == 6
+    assert np.isnan([found["hd95_pixels"], found["assd_pixels"]]).all()
 
 
 def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp_path):
@@ -90,7 +87,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
     wide = split._replace(images=np.repeat(np.repeat(split.images, 20, 1), 20, 2))
     write_answers(
         tmp_path,
-        {("a", ""): KeptAnswers(answers, split), ("z", "running"): KeptAnswers(answers, wide)},
+        {("a", ""): (answers, split, "test"), ("z", "running"): (answers, wide, "test")},
     )
     found = read_answers(tmp_path)
     assert set(found) == {("a", ""), ("z", "running")}
@@ -111,7 +108,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
 def test_predictions_are_written_as_masks_or_as_scores_by_volume_and_class(tmp_path):
     spacing = np.tile(np.float32([3, 1, 0.5]), (6, 1))
     _, answers, split, predicted = some(volume=VOLUME, spacing=spacing)
-    keep = {("a", ""): KeptAnswers(answers, split)}
+    keep = {("a", ""): (answers, split, "test")}
     rows = [*csv.DictReader(predictions_of(keep, "csv").splitlines())]
     assert [(r["client"], r["sample"], r["class"]) for r in rows[:3]] == [
         ("a", "case4", "1"),

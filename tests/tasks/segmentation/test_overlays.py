@@ -8,7 +8,7 @@ from PIL import Image
 
 import masked
 from fedjax_bn.tasks.segmentation.overlays import coloured, judged, overlays
-from fedjax_bn.training import data_plots
+from fedjax_bn.training import plots
 
 GREY = 100
 
@@ -54,12 +54,12 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
 
 def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):
     data = masked.dataset()
-    found = pixels_of(data_plots.samples([*data.domains], classes=masked.CLASSES))
+    found = pixels_of(plots.samples([*data.domains], classes=masked.CLASSES))
     assert has(found, 255 * np.array(to_rgb("gold")))
-    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
+    monkeypatch.setattr(plots, "png", lambda figure: figure)
     large = data.domains[0].train.labels["mask"].repeat(40, 0)
     split = data.domains[0].train._replace(labels={"mask": large})
     wide = data._replace(domains=(data.domains[0]._replace(train=split),))
-    axes, bar = data_plots.draw_class_counts(wide).axes
+    axes, bar = plots.draw_class_counts(wide).axes
     assert bar.get_ylabel() == "training pixels"
     assert axes.collections[0].get_array().max() > 10_000
