@@ -35,7 +35,8 @@ from fedjax_bn.normalization.calls import init_variables, shapes_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, require_classifier
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
-from fedjax_bn.training.callbacks.watching import Profile, Progress
+from fedjax_bn.training.callbacks.profile import Profile
+from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator
 from fedjax_bn.training.experiment import (
     Evaluation,

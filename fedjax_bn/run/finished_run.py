@@ -115,7 +115,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
 def evaluate(folder: Path, request: Request) -> None:
     """Tests a finished run without training, and prints its scores and the files written."""
     result, files = run(folder, request)
-    part, score = score_tables.part_tested(result), score_tables.score_of(result)
+    part, score = score_tables.part_tested(result), result.get("score", "accuracy")
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
     of_measures = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}

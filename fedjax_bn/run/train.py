@@ -25,7 +25,9 @@ from fedjax_bn.training import checkpoint, score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
-from fedjax_bn.training.callbacks.watching import Profile, Progress, TensorBoard, Warnings
+from fedjax_bn.training.callbacks.profile import Profile
+from fedjax_bn.training.callbacks.progress import Progress, Warnings
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.experiment import Experiment, privacy_notes
@@ -81,7 +83,7 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
     named = {score_tables.heading(key): row for key, row in rows.items()}
-    score = score_tables.score_of(next(iter(by_target.values()))[0])
+    score = next(iter(by_target.values()))[0].get("score", "accuracy")
     say(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
     say(f"\ntargets.json and a folder a target are in {folder}")
 

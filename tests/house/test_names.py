@@ -18,7 +18,7 @@ from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.results import Cell, Interval, Row, Table
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training import plots
-from fedjax_bn.training.callbacks.watching import scalars_of
+from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.evaluation.answers import Answers, predictions_of
 
 ODD = (

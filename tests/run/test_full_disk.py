@@ -13,7 +13,7 @@ import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
 from fedjax_bn.training import workdir
-from fedjax_bn.training.callbacks.watching import TensorBoard
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
 
 @contextlib.contextmanager

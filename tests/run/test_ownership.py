@@ -15,7 +15,7 @@ from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.files import ownership
-from fedjax_bn.training.callbacks.watching import Progress
+from fedjax_bn.training.callbacks.progress import Progress
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 

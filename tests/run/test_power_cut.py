@@ -18,7 +18,7 @@ import runs
 from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
 from fedjax_bn.training import checkpoint
-from fedjax_bn.training.callbacks.watching import TensorBoard
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import select_round
 

@@ -18,7 +18,7 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.files.ownership import claim
 from fedjax_bn.training import workdir
-from fedjax_bn.training.callbacks.watching import TensorBoard
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
 SLOW = pytest.mark.slow
 

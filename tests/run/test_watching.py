@@ -10,7 +10,9 @@ import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
 from fedjax_bn.training import plots
-from fedjax_bn.training.callbacks.watching import Profile, Progress, TensorBoard
+from fedjax_bn.training.callbacks.profile import Profile
+from fedjax_bn.training.callbacks.progress import Progress
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.records import round_record, warnings_of
 
 

@@ -23,7 +23,7 @@ from fedjax_bn.run.config import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.training import checkpoint, plots
-from fedjax_bn.training.callbacks.watching import scalars_of
+from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
