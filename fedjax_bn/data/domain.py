@@ -198,7 +198,12 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
-    """Raises ValueError if there are no domains or clients, or two have one name."""
+    """Raises ValueError if there are no domains or clients, or two have one name.
+
+    "mean", "method" and "adaptation" are refused: tables have these keys beside the names.
+    """
+    if reserved := {"mean", "method", "adaptation"} & {*names}:
+        raise ValueError(f"{dataset} has a client or domain named {min(reserved)!r}: rename it")
     if len(set(names)) < len(names) or not names:
         twice = [name for name, count in Counter(names).items() if count > 1]
         raise ValueError(f"{dataset} needs domains of different names, not {twice or 'no domains'}")

@@ -72,91 +72,151 @@ def _name(meaning: str, *names: str) -> Argument:
 # Dotted name -> type, default, range and meaning.
 KEYS = {
     "method": _key(
-        "fedbn", "Method: a name of `list methods`, or your own package.module:function."
+        "fedbn",
+        "The method: a name of `list methods` with its options, such as fedprox:mu=0.1, or your "
+        "own package.module:function:key=value.",
     ),
     "baselines": _key((), "Methods that are run beside it, each in WORKDIR/baselines/NAME."),
     "model": _key(
-        "DigitCNN", "Network: a name of `list models`, or your own package.module:Class."
+        "DigitCNN",
+        "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
+        "own package.module:Class:key=value.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
-    "compute_dtype": _name("Type in which layers compute.", "float32", "bfloat16"),
+    "compute_dtype": _name(
+        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
+    ),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key((), "Epochs of each client, in order. Empty: local_epochs.", _EPOCHS),
     "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
-        0, "Steps between validations by which a client picks what it uploads. 0: none.", StepsOr0
+        0,
+        "Steps between two validations of a client, which then uploads its best state of the "
+        "round (FedIG, A.2). 0: its last state.",
+        StepsOr0,
     ),
-    "validate_with": _name("Models whose validation accuracy selects the round.", "own", "global"),
+    "validate_with": _name(
+        "Whose validation accuracy selects the round: of each client's own model, or of the "
+        "aggregated one on all clients (FedIG, A.2).",
+        *("own", "global"),
+    ),
     "patience": _key(0, "Rounds without better validation that end a run. 0: none.", RoundsOr0),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
     "optimizer.name": _name("Optimizer of the clients.", "sgd", "adam"),
     "optimizer.learning_rate": _key(0.01, "Full learning rate of the clients' steps.", Above0),
     "optimizer.schedule": _key(
-        "constant", "Rate over rounds: constant, cosine, step:rounds=N or exponential:rounds=N."
+        "constant",
+        "How the rate changes over rounds: constant; cosine:rounds=N:final=F, which ends with the "
+        "run unless rounds are given; step:rounds=N:factor=F; or exponential:rounds=N:factor=F.",
     ),
     "optimizer.warmup_rounds": _key(0, "Rounds in which the rate first rises.", RoundsOr0),
     "optimizer.momentum": _key(0.0, "Momentum of sgd; adam has its own.", Share),
     "optimizer.nesterov": _key(False, "Whether the momentum of sgd is Nesterov's."),
     "optimizer.weight_decay": _key(0.0, "Share of weights added to the gradient.", AtLeast0),
     "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
-    "start_from": _key("", "Workdir of a finished run from whose model all clients start."),
+    "start_from": _key(
+        "",
+        "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
+    ),
     "share": _key(
         "",
-        "What leaves a client: everything, nothing, all_but_batch_norm, all_but_statistics, "
-        "all_but_norms, all_but_head, only_head, or your own. Empty: the method's.",
+        "What leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, "
+        "all_but_norms, all_but_head (FedPer), only_head (LG-FedAvg), or your own "
+        "package.module:function. Empty: the method's own rule.",
     ),
     "frozen": _key(
-        "", "What nothing trains or sends: layer1,layer2, all_but:paths=head, or as share."
+        "",
+        "What nothing trains or sends: paths of modules, such as layer1,layer2; "
+        "all_but:paths=head; at:paths=layer1:statistics=False, whose running statistics move; or a "
+        "rule as for share. Empty: nothing.",
     ),
     "weigh": _key(
-        "", "Clients' weights: a name of `list weights`, or your own. Empty: the method's."
+        "",
+        "Weights of the clients in the average: a name of `list weights` with its options, such as "
+        "krum:malicious=1, or your own. Empty: the method's own.",
     ),
-    "clients": _key("auto", "How a device runs clients: map, vmap, vmap:at_once=N, or auto."),
+    "clients": _key(
+        "auto",
+        "How a round's clients run on a device: one after the other (map), all at once (vmap), n "
+        "at a time (vmap:at_once=n), or as suits the device (auto).",
+    ),
     "mesh.clients": _key(0, "Devices over which clients are shared out. 0: all.", StepsOr0),
     "mesh.batch": _key(0, "Devices over which a batch is split. 0: all.", StepsOr0),
     "clients_per_round": _key(0, "Clients drawn to take part in a round. 0: all.", StepsOr0),
-    "population": _name("Where the clients' own parts of the state are.", "auto", "device", "host"),
+    "population": _name(
+        "Where the clients' own parts of the state are: with host only those of a round's clients "
+        "are on the device. auto is host for some of more than 1000 clients.",
+        *("auto", "device", "host"),
+    ),
     "participation.draw": _name("Chances of clients: equal, or by samples.", "uniform", "by_size"),
     "participation.trace": _key("", "File that says which clients are available when."),
     "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
-    "privacy.clip": _key(0.0, "Norm to which updates are clipped. 0: none.", AtLeast0),
+    "privacy.clip": _key(
+        0.0, "Norm to which updates are clipped (docs/privacy.md). 0: none.", AtLeast0
+    ),
     "privacy.noise": _key(0.0, "Deviation of noise on shared leaves over privacy.clip.", AtLeast0),
     "privacy.at": _name("Who adds noise, to the sum or to each update.", "server", "client"),
-    "privacy.seed": _key(None, "Seed of the noise. Empty: from `seed`; over Flower, random.", Seed),
+    "privacy.seed": _key(
+        None,
+        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at random "
+        "and never sent.",
+        Seed,
+    ),
     "privacy.delta": _key(1e-5, "Reported delta: far below 1 over the number of clients.", Inside),
     "on_nonfinite": _name(
-        "Whether a non-finite update stops the run or is dropped.", "stop", "drop"
+        "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
     ),
-    "target": _key("", "Unseen domain, several (a,b), or a group; each: a run for every domain."),
-    "adaptations": _key(("running",), "How an unseen client predicts: `list adaptations`."),
+    "target": _key(
+        "",
+        "The unseen domain, several (a,b), or a group; `each` trains once for each domain. Empty: "
+        "all domains train.",
+    ),
+    "adaptations": _key(
+        ("running",), "How an unseen client predicts: `list adaptations`, with their options."
+    ),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
-    "eval_unseen": _name("Unseen tests: always, or once in the selected round.", "always", "once"),
-    "eval_train_loss": _key(False, "Whether evaluations measure the training loss too."),
-    "predictions": _name("Form of answers/*-predictions: scores, or all masks.", "", "csv", "npz"),
+    "eval_unseen": _name(
+        "When unseen clients are tested: always, or in the selected round.", "always", "once"
+    ),
+    "eval_train_loss": _key(
+        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
+    ),
+    "predictions": _name(
+        "Form of answers/*-predictions of the selected round: probabilities or masks' scores "
+        "(csv), or all masks (npz). Empty: none.",
+        *("", "csv", "npz"),
+    ),
     "eval_batch_size": _key(500, "Number of samples that are tested at once.", Samples),
     "eval_clients": _key(0, "Clients that are evaluated, drawn once. 0 for all.", StepsOr0),
-    "clients_named": _key(100, "Most clients that records name; others are quantiles.", Steps),
+    "clients_named": _key(
+        100, "Most clients that records name; of more they have quantiles.", Steps
+    ),
     "adapt_batch_size": _key(32, "Samples of a batch in the stream that adaptations see.", Samples),
     "checkpoint_every": _key(5, "Rounds between checkpoints. The last is always saved.", Rounds),
     "personalize_samples": _key(
         None,
-        "Labelled samples to which a tested client adapts first. Empty: the method's.",
+        "Labelled samples to which a tested client adapts first. Empty: the method's own.",
         SamplesOr0,
     ),
-    "compilation_cache": _key("~/.cache/fedjax_bn/compiled", "Folder of programs.", _FOLDER),
+    "compilation_cache": _key(
+        "~/.cache/fedjax_bn/compiled", "Folder of compiled programs.", _FOLDER
+    ),
     "profile": _key(0, "Round, from 1, traced into WORKDIR/profile. 0: none.", RoundsOr0),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
     "data.path": _key("", "File or folder of a dataset that is not embedded."),
     "data.image_size": _key(28, "Side of the square images in pixels.", Pixels),
     "data.orientation": _name(
-        "Images as their EXIF turns them, or as stored.", "upright", "stored"
+        "How image files are read: turned by their EXIF, or as stored, as torchvision does.",
+        *("upright", "stored"),
     ),
     "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
     "data.device_megabytes": _key(4000, "MB above which data stream from the host.", RoundsOr0),
     "data.split": _name(
-        "Split of a domain: as published, or random.", "", "official", "holdout", "stratified"
+        "How a domain is split: by its published lists (official, which also holds validation out "
+        "of digits), or at random. Empty: official where there is one.",
+        *("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
     "data.test": _key(0.0, "Share of a domain's samples that tests.", Share),
@@ -164,21 +224,41 @@ KEYS = {
     "data.fraction": _key(None, "Share of training samples used. Empty: as usual.", Fraction),
     "data.clients_per_domain": _key(1, "Clients that share out a domain's samples.", Steps),
     "data.num_clients": _key(0, "Clients of all domains, instead of clients_per_domain.", StepsOr0),
-    "data.partition": _key("iid", "How clients share out a domain's samples.", PARTITION),
+    "data.partition": _key(
+        "iid",
+        "How clients share out a domain's samples: iid; dirichlet:alpha=A:smallest=N with labels "
+        "the more unequal the smaller A is; drawn:samples=N, which others may have too; pooled, "
+        "where one client has all.",
+        PARTITION,
+    ),
     "data.sizes": _key("", "Training samples of all clients, or of each, such as 743,7943.", SIZES),
     "data.augment": _key("none", "Augmentation of images: `list augmentations`, or own."),
     "data.perturb": _key(
-        "", "Change of standardized images: amplitude_mix, randconv, or your own."
+        "",
+        "What training does to standardized images: amplitude_mix:probability=0.5, randconv, or "
+        "your own. Empty: nothing.",
     ),
     "data.domains": _key((), "Domains, sites or corruptions that are read. Empty: all."),
-    "data.classes": _key((), "Classes that are read; of masks, the background first. Empty: all."),
+    "data.classes": _key(
+        (),
+        "Classes that are read; of masks their names, the background first. Empty: all (of "
+        "domainnet: ten).",
+    ),
     "data.large": _name("Large images with masks are stretched or cut.", "resize", "tiles"),
     "data.pairs": _key((), "Patterns of images' and masks' paths. Empty: equal names.", _PATTERNS),
     "data.groups": _key("", "Part of paths, such as the patient, that no split cuts.", _EXPRESSION),
     "data.plane": _name("Plane of the slices of NIfTI volumes.", "axial", "coronal", "sagittal"),
-    "data.window": _key((), "Intensities of volumes that become black and white.", GREYS),
+    "data.window": _key(
+        (),
+        "Intensities of NIfTI volumes that become black and white, such as -160,240. Empty: the "
+        "smallest and the 99 % quantile of each.",
+        GREYS,
+    ),
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
-    "data.protocol": _name("Whose prostate slices and parts. Empty: all, by patient.", *PROTOCOLS),
+    "data.protocol": _name(
+        "Whose prostate slices and parts. Empty: all, by patient.",
+        *PROTOCOLS,
+    ),
     "detection.classes": _key(0.5, "Gain of classes in detection; boxes have 0.05.", AtLeast0),
     "segmentation.nested": _key(False, "Whether each class of masks is inside the one before."),
 }
