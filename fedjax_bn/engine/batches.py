@@ -36,14 +36,13 @@ _BY_CLIENT = ("participates", "size", "client")
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     """Raises ValueError if batches of C rows and E epochs lack a key or have a wrong shape."""
-    missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
+    needed = {*REQUIRED, *["population"] * ("client" in batches)}
+    missing, unknown = needed - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
         raise ValueError(
             f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give "
             f"{', '.join(REQUIRED)}, optionally {', '.join(_OPTIONAL)}"
         )
-    if "client" in batches and "population" not in batches:
-        raise ValueError("batches['client'] needs batches['population'], the number of all clients")
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
     forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
     forms |= dict.fromkeys((*_BY_CLIENT, "source", "validation"), (rows,))

@@ -70,4 +70,7 @@ def load_digits(
             train = stratified_sample(train, size, generator(seed, k))
         domains.append(Domain(name, train, None, parts["test"]))
     name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
-    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    try:
+        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
