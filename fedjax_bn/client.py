@@ -304,10 +304,7 @@ def take_part(
 
 
 def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
-    """Returns bool[S], True in the last of E epochs of `valid` bool[S, B] that has a valid sample.
-
-    A client that makes fewer local epochs than others has epochs without valid samples.
-    """
+    """Returns bool[S], True in the last of E epochs of `valid` bool[S, B] that has samples."""
     # Counted from the end, because padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
     last_real = epochs - 1 - jnp.argmax(real[::-1])

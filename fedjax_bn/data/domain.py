@@ -198,15 +198,14 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
-    """Raises ValueError if there are no domains or clients, or two have one name.
-
-    "mean", "method" and "adaptation" are refused: tables have these keys beside the names.
-    """
-    if reserved := {"mean", "method", "adaptation"} & {*names}:
-        raise ValueError(f"{dataset} has a client or domain named {min(reserved)!r}: rename it")
-    if len(set(names)) < len(names) or not names:
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        raise ValueError(f"{dataset} needs domains of different names, not {twice or 'no domains'}")
+    """Raises ValueError without domains or clients, or if two of them, or a key, have one name."""
+    counts = Counter((*names, "mean", "method", "adaptation"))  # keys of tables beside the names
+    twice = [name for name in dict.fromkeys(names) if counts[name] > 1]
+    if twice or not names:
+        raise ValueError(
+            f"{dataset} needs domains of different names, none of them mean, method or adaptation, "
+            f"not {twice or 'no domains'}"
+        )
 
 
 def _sample_form(split: Split) -> dict[str, str]:

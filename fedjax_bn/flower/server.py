@@ -328,10 +328,9 @@ def _stepped(
 ) -> tuple[Kept, dict[str, np.ndarray], dict[int, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
-    A client that hides its risk sends NaN, and REA weighs a risk that is not positive with NaN.
-
-    Returns the new `Kept`, metrics of the round, and client -> why its upload is left out. Raises
-    RiskError or ConfigError if fewer than `minimum` uploads have weights that are finite.
+    REA weighs a hidden risk (NaN), or one that is not positive, with NaN. Returns the new state,
+    metrics of the round, and client -> why its upload is left out. Raises RiskError or ConfigError
+    if fewer than `minimum` uploads have weights that are finite.
     """
     number, rule = int(server.round) + 1, host.config.weigh or f"of {host.config.method}"
     after, weights, finite = host.step(server, total, rows)

@@ -210,9 +210,8 @@ def _read_keras(folder: Path) -> _Tensors:
     The folder has `model.json`, whose manifest lists arrays and their shards, and the shards. The
     network is `ResNet(keras=True)`, without biases in convolutions: a bias is subtracted from the
     running mean of the batch norm that follows. The first kernel reads RGB images standardized by
-    ImageNet's mean and standard deviation: its channels are reversed and scaled, and what the means
-    differ by, at most half a grey level, is subtracted from the running mean. Only at the border,
-    where Keras pads with its own mean, do the results differ by that much.
+    ImageNet's mean and deviation: its channels are reversed and scaled, and what the means differ
+    by, at most half a grey level, is subtracted from the running mean, so only borders differ.
     """
     tensors, biases = {}, {}
     for name, array in _arrays(folder):

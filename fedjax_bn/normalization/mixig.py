@@ -98,13 +98,9 @@ def _mixstyle_statistics(
 
     MixStyle(x) = std_mix (x - mean_i) / std_i + mean_mix (Zhou et al., ICLR 2021). mean_mix and
     std_mix weigh sample i by lambda and another sample by 1 - lambda, with lambda ~ Beta(a, a)
-    drawn per sample; no gradient passes through them or mean_i and std_i. Normalizing MixStyle(x)
-    by mean m and deviation s is the same as normalizing x by mean_i - (mean_mix - m) std_i /
-    std_mix and s std_i / std_mix.
-
-    Differs from the paper: it acts before every spatial batch norm, instead of MixIG (FedIG, Table
-    3b), not after selected blocks. Running statistics do not move. `concentration` is a, and
-    `probability` that of a layer to mix.
+    drawn per sample, without gradient. It acts before every spatial batch norm, instead of MixIG
+    (FedIG, Table 3b), not after selected blocks. `concentration` is a, and `probability` that of a
+    layer to mix.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

@@ -185,10 +185,7 @@ def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:
-    """Returns column -> lines of a value over rounds, which all seeds of a variant reached.
-
-    Each variant has a colour, each adaptation a dash.
-    """
+    """Returns column -> lines of a value over rounds, which all seeds of a variant reached."""
     looks: dict[str, _Look] = {}
     dashes: dict[str, int] = {}
     scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # column -> line -> round -> seeds
@@ -302,10 +299,7 @@ def _table(
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
 ) -> list[Markup]:
-    """Returns a table of means over seeds, the best of each column bold; [] without rows.
-
-    `rows` has label -> column -> values of the seeds, `columns` the forms of `_forms_of_measures`.
-    """
+    """Returns means over seeds of label -> column -> values, the best of each column bold."""
     if not rows:
         return []
     cells: list[list[object]] = [[label] for label in rows]

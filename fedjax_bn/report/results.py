@@ -99,10 +99,7 @@ def difference_of_parts(parts: Sequence[_Part], baseline: Sequence[_Part]) -> In
 
 
 def _paired_difference(right: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> Interval:
-    """Returns the difference of two models' mean accuracies on the same samples, in percent.
-
-    Both have bool[n] for each client: whether the model is right on each of its samples.
-    """
+    """Returns the difference in percent of two models that are right on bool[n] of each client."""
     gaps = [100 * (a.astype(float) - b) for a, b in zip(right, baseline, strict=True)]
     reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)
     return _around(np.mean([gap.mean() for gap in gaps]), reach, reach)

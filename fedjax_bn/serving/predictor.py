@@ -59,8 +59,6 @@ class Predictor(NamedTuple):
 
         The arguments are those of `predict`, which keeps all probabilities in memory.
         """
-        if not count:
-            raise ValueError("there are no images to predict: give at least one")
         order = np.arange(count)
         if self.order >= 0:
             order = np.random.default_rng(self.order).permutation(count)

@@ -140,12 +140,8 @@ def _draw(
     """Draws the clients and the samples of a round, a pure function of its number from 0.
 
     `facts` are i32[K] training samples of the clients, from `smallest` to `longest`, and the trace
-    (or None), which `participation` lacks.
-
-    Returns:
-      i32[C], numbers of the clients in order, None for all K; i32[P], the client number of each row
-      of batches, K for padding rows; the samples of each row, of which padding rows have no valid
-      ones; {"participates": bool[P]}, which of the rows take part, {} if all do.
+    or None. Returns the clients i32[C] in order, None for all K; the client i32[P] of each row of
+    batches, K for padding; the samples of each row; and {"participates": bool[P]}, {} if all do.
     """
     sizes, trace = facts
     participation = participation._replace(trace=trace)

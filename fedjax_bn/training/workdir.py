@@ -107,11 +107,13 @@ def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
     """Reads a JSON file of a run; WorkdirError if damaged, without a key, or of another version."""
     try:
         content = dict(json.loads(path.read_text("utf-8-sig")))
-        if missing := [key for key in needs if key not in content]:
-            raise ValueError(f"it has no {missing[0]!r}")
         writer = content.get("versions", {}).get("fedjax_bn", __version__)
-        if writer != __version__:
-            raise ValueError(f"version {writer} of fedjax_bn wrote it, and this is {__version__}")
+        faults = [f"version {writer} of fedjax_bn wrote it, and this is {__version__}"]
+        faults = faults * (writer != __version__) + [
+            f"it has no {key!r}" for key in needs if key not in content
+        ]
+        if faults:
+            raise ValueError(faults[0])
         return content
     except (OSError, ValueError, TypeError) as error:
         raise WorkdirError(

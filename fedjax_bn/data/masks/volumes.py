@@ -173,10 +173,7 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
 
 
 def _grids_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
-    """Returns a volume's grid, its mask's turn, and whether both have the same place in space.
-
-    Raises ValueError if they do not suit each other.
-    """
+    """Returns a volume's grid, its mask's turn, and whether both have the same place in space."""
     grid, mask_grid = _grid_of(pair.image, slices), _grid_of(pair.mask, slices._replace(crop=0))
     if _same_place(grid, mask_grid):
         return grid, mask_grid.turn, True

@@ -374,7 +374,7 @@ def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
 
 
 def _equalize(channel: jax.Array) -> jax.Array:
-    """Replaces each level by (number of darker pixels + step // 2) // step, as Pillow does.
+    """Replaces each level by (darker pixels + step // 2) // step, as Pillow does.
 
     `step` is the number of pixels below the brightest level // 255.
     """

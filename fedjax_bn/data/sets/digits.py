@@ -53,13 +53,12 @@ def load_digits(
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
-        if shapes != {(np.dtype(np.uint8), _SHAPE)} or set(parts) - {"train"} != {"test"}:
+        has_parts = set(parts) == {"train", "test"} or (name in target and set(parts) == {"test"})
+        if shapes != {(np.dtype(np.uint8), _SHAPE)} or not has_parts:
             raise ValueError(
-                f"{path}: {name} has {list(parts)} of {shapes}; digits have train and "
-                "test of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
+                f"{path}: {name!r} has {list(parts)} of {shapes}; digits have train and test, or a "
+                "target test alone, of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
             )
-        if "train" not in parts and name not in target:
-            raise ValueError(f"{path}: {name!r} has test samples alone: make it a target")
     counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []

@@ -112,9 +112,9 @@ def _log_batch_norms(
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Returns kind -> distance f[K] of each client from the mean of all clients, of one layer.
 
-    Each is a root mean square over the channels: for mean, of (mean_k - mean) / std; for std, of
-    log std_k minus its mean over clients; for scale and bias, of the difference from the mean.
-    `rows` are (collection, *norm, name) -> f64[K, C].
+    A root mean square over channels of (mean_k - mean) / std, log std_k minus its mean over
+    clients, and the differences of scale and bias; `rows` are (collection, *norm, name) ->
+    f64[K, C].
     """
 
     def apart(rows: np.ndarray) -> np.ndarray:
