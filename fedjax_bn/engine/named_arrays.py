@@ -58,9 +58,9 @@ def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
     """Raises ValueError if a number of named arrays is not finite, or a variance is negative."""
     for name, array in arrays.items():
         # A leaf may be named with or without the part of the state that holds it.
-        is_variance = f"/{STATISTICS}/" in f"/{name}" and name.endswith("/var")
+        is_variance = f"/{STATISTICS}/" in f"/{name}" and name.endswith(("var", "variance"))
         if not np.isfinite(array).all() or (is_variance and (array < 0).any()):
-            raise ValueError(f"the array {name:.80} is not finite, or a negative variance")
+            raise ValueError(f"the array {name} is not finite, or a negative variance")
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fedjax_bn.client import Finish, Train, Trained, run_steps
 from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
-from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.scaffold import keeping_variates
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
@@ -30,7 +30,7 @@ def feddc(
     optimizer: optax.GradientTransformation,
     *,
     alpha: AtLeast0 = 0.1,
-    **options: Unpack[Options],
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     r"""Clients minimize their loss with a penalty on their drift, and upload the drift.
 

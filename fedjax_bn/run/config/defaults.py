@@ -220,8 +220,8 @@ KEYS = {
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
     "data.test": _key(0.0, "Share of a domain's samples that tests.", Share),
-    "data.truncate": _key(None, "Whether domains are cut to the smallest. Empty: as usual.", bool),
-    "data.fraction": _key(None, "Share of training samples used. Empty: as usual.", Fraction),
+    "data.truncate": _key(None, "Whether domains are cut to the smallest. Empty: no.", bool),
+    "data.fraction": _key(None, "Share of training samples used. Empty: all.", Fraction),
     "data.clients_per_domain": _key(1, "Clients that share out a domain's samples.", Steps),
     "data.num_clients": _key(0, "Clients of all domains, instead of clients_per_domain.", StepsOr0),
     "data.partition": _key(

@@ -40,6 +40,7 @@ from fedjax_bn.run.experiment.method import (
     choose_model,
     choose_task,
     follows_rounds,
+    has_own_weighing,
     local_epochs,
     method_maker,
     what_validates,
@@ -126,6 +127,8 @@ def assemble(
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, to_inputs, load, task, mesh)
+    replaced = (f"weigh={config.weigh} replaces the own weights of {config.method}",)
+    replaced *= bool(config.weigh) and has_own_weighing(config.method)
     return Experiment(
         model=model,
         method=method,
@@ -133,7 +136,7 @@ def assemble(
         unseen=unseen,
         prepare=to_inputs,
         adaptations=choose_adaptations(config, model),
-        notes=notes + method.notes,
+        notes=notes + method.notes + replaced,
         mesh=mesh,
         task=task,
         **read_values(config, method, len(internal.domains)),
