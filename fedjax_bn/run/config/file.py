@@ -66,10 +66,14 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
-    """Splits `--config.KEY=VALUE` from the other arguments."""
+    """Splits `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments."""
     # ml_collections' own flags need a --config, but `evaluate` and `serve` change keys of a
     # configuration that a finished run has recorded.
-    prefix = "--config."
-    texts = [text.removeprefix(prefix) for text in arguments if text.startswith(prefix)]
-    changes = [(key, value) for key, _, value in (text.partition("=") for text in texts)]
-    return changes, [text for text in arguments if not text.startswith(prefix)]
+    changes, plain_arguments, remaining = [], [], iter(arguments)
+    for argument in remaining:
+        if argument.startswith("--config."):
+            key, equals, value = argument.removeprefix("--config.").partition("=")
+            changes.append((key, value if equals else next(remaining, "")))
+        else:
+            plain_arguments.append(argument)
+    return changes, plain_arguments
