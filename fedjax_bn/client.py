@@ -312,10 +312,8 @@ def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
 
 
 def _with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
-    """Returns an optimizer's state whose random keys are those of a client and round.
-
-    Without this all clients would draw the same noise, because their states start alike.
-    """
+    """Returns an optimizer's state whose random keys are those of a client and round."""
+    # Without this all clients would draw the same noise, because their states start alike.
 
     def mixed(number: int, leaf: Any) -> Any:
         dtype = getattr(leaf, "dtype", None)

@@ -165,11 +165,10 @@ def validation_batches(
 def _orders(
     key: jax.Array, sizes: jax.Array, client: jax.Array, longest: int, epochs: int
 ) -> jax.Array:
-    """Returns i32[C, epochs, N]: random orders in which a client's real samples come first.
-
-    The order of a client's own samples in an epoch depends on the key, the client's number and the
-    epoch alone, so that a client draws the same in any cohort, also if it knows only its own size.
-    """
+    """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
+    # The order of a client's own samples in an epoch depends on the key, the client's number and
+    # the epoch alone, so that a client draws the same in any cohort, also if it knows only its own
+    # size.
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
         # The first epoch draws with the client's key, as runs of one epoch always did.

@@ -191,10 +191,8 @@ class Accepted(NamedTuple):
 
 
 def _fingerprint(key: bytes) -> str:
-    """Returns the fingerprint of a public key in PEM, as `ssh-keygen -lf` shows it.
-
-    It is "" for other bytes: nodes of Flower's simulation have random ones.
-    """
+    """Returns the fingerprint of a public key in PEM, as `ssh-keygen -lf` shows it."""
+    # It is "" for other bytes: nodes of Flower's simulation have random ones.
     try:
         public_key = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     except (ValueError, UnsupportedAlgorithm):

@@ -143,10 +143,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
 
 
 def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
-    """Returns the header of the server's messages with begin=0, and the form of samples as JSON.
-
-    They come from the server's workdir. A new federation gets its name here, and the form "".
-    """
+    """Returns the header of the server's messages with begin=0, and the form of samples as JSON."""
+    # They come from the server's workdir. A new federation gets its name here, and the form "".
     about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": {"longest": 0}, "samples": ""}
     if (path := place / "config.json").exists():
         about = workdir.read_json(path, _ABOUT)
@@ -234,10 +232,8 @@ def _summary(host: Host, records: list[Record]) -> Record:
 
 
 def _write_served(host: Host, place: Path, app: str | Path, server: Kept, summary: Record) -> str:
-    """Writes WORKDIR/served from the round that `summary` names; returns a note for the log.
-
-    `app` is the app's folder, which may hold a user's own modules.
-    """
+    """Writes WORKDIR/served from the round that `summary` names; returns a note for the log."""
+    # `app` is the app's folder, which may hold a user's own modules.
     personal = sent_personal(jax.eval_shape(host.alone).personal)
     if jax.tree.leaves(personal) and not jax.tree.leaves(server.served):
         return (
@@ -431,10 +427,8 @@ def _drawn(host: Host, members: Members, number: int) -> tuple[np.ndarray, list[
 def _ask(
     members: Members, server: Kept, order: Order, clients: Sequence[int], kind: str, read: _Read
 ) -> None:
-    """Sends clients a round's broadcast, and calls `read(client, reply)` for each reply.
-
-    Clients that have not trained yet also get the frozen leaves, which they keep.
-    """
+    """Sends clients a round's broadcast, and calls `read(client, reply)` for each reply."""
+    # Clients that have not trained yet also get the frozen leaves, which they keep.
     sent, taken = to_named(broadcast_of(server.state)), np.asarray(server.taken)
     arrays = first_arrays = messages.recorded(sent)  # all messages share the bytes
     if order.frozen and not all(taken[[*clients]]):
@@ -457,11 +451,9 @@ def _ask(
 def _uploads(
     host: Host, members: Members, server: Kept, asked: Sequence[int]
 ) -> tuple[dict[int, Accepted], Any, dict[str, str]]:
-    """Asks clients to train, and adds their uploads one by one; `asked` are in ascending order.
-
-    Returns client -> accepted upload without its arrays, the total of `Host.add`, and client's name
-    -> why it is left out. Nodes whose answers do not fit what they said become misfits.
-    """
+    """Asks clients to train, and adds their uploads one by one; `asked` are in ascending order."""
+    # Returns client -> accepted upload without its arrays, the total of `Host.add`, and client's
+    # name -> why it is left out. Nodes whose answers do not fit what they said become misfits.
     connected, forms = members.connected, (host.upload, host.personal)
     order, array_limit = (
         host.order._replace(round=int(server.round) + 1),

@@ -144,11 +144,9 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
-    """Returns `train`, see `_Site`.
-
-    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
-    the host gathers a round's batches.
-    """
+    """Returns `train`, see `_Site`."""
+    # If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
+    # the host gathers a round's batches.
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, count = domain.train, len(domain.train.images)
     about: Batches = {"client": jnp.asarray(node.client, jnp.int32)}

@@ -225,10 +225,9 @@ def _standardized_convolve(x: jax.Array, kernel: jax.Array, *args: Any, **option
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:
-    """g (W - mean) / (std sqrt(N)) of W f[..., F], over the N values of each output channel.
-
-    Scaled weight standardization (Brock et al. 2021), with a ReLU's gain g = sqrt(2 / (1 - 1/pi)).
-    """
+    """g (W - mean) / (std sqrt(N)) of W f[..., F], over the N values of each output channel."""
+    # Scaled weight standardization (Brock et al. 2021), with a ReLU's gain g = sqrt(2 / (1 -
+    # 1/pi)).
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - kernel.mean(axes)
     squares = jnp.square(centred).sum(axes)  # N std^2

@@ -236,10 +236,8 @@ class _PooledPyramid(Network):
 
 
 def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """Predicts by 1x1 convolutions: each level's f[B, H, W, F] -> f[B, H, W, A, 5 + C].
-
-    The map of level i passes a module `tap{i}`, on whose output masks act.
-    """
+    """Predicts by 1x1 convolutions: each level's f[B, H, W, F] -> f[B, H, W, A, 5 + C]."""
+    # The map of level i passes a module `tap{i}`, on whose output masks act.
     depth, outputs = 5 + net.num_classes, []
     for i, (x, stride) in enumerate(zip(maps, net.anchors.strides, strict=True)):
         x = Tap(name=f"tap{i}")(x)

@@ -219,10 +219,8 @@ def _sample_scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.
 
 
 def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
-    """Repeats f[B, 1, ..., C] at all positions of x f[B, ..., C].
-
-    Reverse mode runs its transpose, which is the fast sum of `_sample_moments_on_cpu`.
-    """
+    """Repeats f[B, 1, ..., C] at all positions of x f[B, ..., C]."""
+    # Reverse mode runs its transpose, which is the fast sum of `_sample_moments_on_cpu`.
     samples, channels = x.shape[0], x.shape[-1]
     positions = x.size // max(1, samples * channels)
     group = _group(positions)

@@ -211,10 +211,8 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
 
 
 def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Record]]:
-    """Yields (adaptation, round, column -> value) from a run's records, of `measure` if given.
-
-    The plain mean over clients is the first column. Weights that do not vary are left out.
-    """
+    """Yields (adaptation, round, column -> value) from a run's records, of `measure` if given."""
+    # The plain mean over clients is the first column. Weights that do not vary are left out.
     records = [(record["round"], record[key]) for record in run.records if key in record]
     if key == "weights":
         # JSON null is a weight that is not finite; the clients that train may change by round

@@ -173,11 +173,9 @@ def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
 
 
 def _rules(method: str, config: Mapping[str, Any]) -> tuple:
-    """Returns what distinguishes rows of papers: method, sharing, weighing, and use of the data.
-
-    Methods that train alike get the same name: FedBN is FedAvg that keeps batch norm, and FedIG-A
-    is FedIG with another test. Papers use one name for uniform weights and weights by size.
-    """
+    """Returns what distinguishes rows of papers: method, sharing, weighing, and use of the data."""
+    # Methods that train alike get the same name: FedBN is FedAvg that keeps batch norm, and FedIG-A
+    # is FedIG with another test. Papers use one name for uniform weights and weights by size.
     words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
     rules = own_rules(method) | {key: word for key, word in words.items() if word}
     method = name_of(method)
@@ -191,10 +189,8 @@ def _rules(method: str, config: Mapping[str, Any]) -> tuple:
 
 
 def _differences(training: _Training, row: Row) -> Iterator[str]:
-    """Yields the differences of a run from a protocol, with both values.
-
-    Of `pretrained` only counts whether there is a file, because users have their own paths.
-    """
+    """Yields the differences of a run from a protocol, with both values."""
+    # Of `pretrained` only counts whether there is a file, because users have their own paths.
     config, planned, protocol = row.config, training.planned, training.protocol
     keys = config.keys() & planned.keys() - APART - _OF_ROWS
     if protocol.samples and any(row.data):  # the resulting numbers of samples are compared below

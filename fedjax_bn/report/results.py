@@ -239,11 +239,9 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
 
 
 def _inside(runs: Sequence[Run]) -> _Scores:
-    """Returns the scores of the internal clients by column: their mean, and each client.
-
-    Runs that leave out different domains have different clients. Then the columns are the clients'
-    mean without each target, and the mean of these over the targets.
-    """
+    """Returns the scores of the internal clients by column: their mean, and each client."""
+    # Runs that leave out different domains have different clients. Then the columns are the
+    # clients' mean without each target, and the mean of these over the targets.
     scores: _Scores = {}
     several = len({run.target for run in runs}) > 1
     for run in runs:
@@ -357,10 +355,8 @@ def _cell(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Cell:
 
 
 def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Interval | None, int]:
-    """Returns a row's score minus another's over their common clients, and the number of these.
-
-    It is over common seeds, or over all if none is common; None without a common client.
-    """
+    """Returns a row's score minus another's over their common clients, and the number of these."""
+    # It is over common seeds, or over all if none is common; None without a common client.
     names = [set(score.shares) for row in (seeds, baseline) for score in row.values()]
     clients = set.intersection(*names) if seeds and baseline else set()
     if not clients:

@@ -98,11 +98,9 @@ def run(
 def _samples(
     predict: Predictor, path: Path, about: About, resize: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Returns (name, probabilities f[classes]) of each sample.
-
-    Image files are stretched to the model's square, as in training. Hidden files and folders are
-    left out, as in `evaluate`. The samples of an archive are named by their numbers.
-    """
+    """Returns (name, probabilities f[classes]) of each sample."""
+    # Image files are stretched to the model's square, as in training. Hidden files and folders are
+    # left out, as in `evaluate`. The samples of an archive are named by their numbers.
     if path.suffix == ".npz":
         images = _read_archive(path)
         images = resized(images, about.shape) if resize else images
@@ -253,10 +251,9 @@ def _samples_of(image: np.ndarray, about: About) -> np.ndarray:
 
 
 def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns bytes u8[n, H, W, C] one after the other as an array on the disk, u8[N, H, W, C].
-
-    Samples are predicted in a random order, so each image is decoded once, and memory stays small.
-    """
+    """Returns bytes u8[n, H, W, C] one after the other as an array on the disk, u8[N, H, W, C]."""
+    # Samples are predicted in a random order, so each image is decoded once, and memory stays
+    # small.
     with TemporaryFile() as file:
         for batch in samples:
             file.write(np.ascontiguousarray(batch))
@@ -298,11 +295,9 @@ def _reserve(folder: Path, images: Sequence[_Picture]) -> None:
 def _predicted(
     pictures: _Pictures, predict: Predictor, about: About
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the number and the mask of each image, in the order in which they are ready.
-
-    Probabilities of a stretched image are stretched back bilinearly, and a pixel's class is the one
-    of the largest; masks of tiles or slices are put together.
-    """
+    """Yields the number and the mask of each image, in the order in which they are ready."""
+    # Probabilities of a stretched image are stretched back bilinearly, and a pixel's class is the
+    # one of the largest; masks of tiles or slices are put together.
     images, samples = pictures
     owner = np.repeat(np.arange(len(images)), [image.count for image in images])
     waiting: dict[int, dict[int, np.ndarray]] = {}

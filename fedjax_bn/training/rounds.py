@@ -137,12 +137,11 @@ def _draw(
     keys: Any,
     number: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array, Draw, dict[str, jax.Array]]:
-    """Draws the clients and the samples of a round, a pure function of its number from 0.
-
-    `facts` are i32[K] training samples of the clients, from `smallest` to `longest`, and the trace
-    or None. Returns the clients i32[C] in order, None for all K; the client i32[P] of each row of
-    batches, K for padding; the samples of each row; and {"participates": bool[P]}, {} if all do.
-    """
+    """Draws the clients and the samples of a round, a pure function of its number from 0."""
+    # `facts` are i32[K] training samples of the clients, from `smallest` to `longest`, and the
+    # trace or None. Returns the clients i32[C] in order, None for all K; the client i32[P] of each
+    # row of batches, K for padding; the samples of each row; and {"participates": bool[P]}, {} if
+    # all do.
     sizes, trace = facts
     participation = participation._replace(trace=trace)
     client, participates = draw_cohort(participation, sizes, keys.participation, number)
@@ -195,11 +194,9 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
 def _compile_round(
     method: FederatedMethod, drawing: tuple, mesh: Mesh | None, resident: bool, *arguments: Any
 ) -> Callable[..., tuple]:
-    """Compiles drawing, look-up, augmentation and a round as one program.
-
-    `arguments` are those of `round` below; `data` are all samples if `resident`, else the batches
-    of the next round. Facts and keys are among them, so that runs with other seeds use it too.
-    """
+    """Compiles drawing, look-up, augmentation and a round as one program."""
+    # `arguments` are those of `round` below; `data` are all samples if `resident`, else the batches
+    # of the next round. Facts and keys are among them, so that runs with other seeds use it too.
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common

@@ -195,10 +195,8 @@ def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, in
 
 
 def _usual_values(present: np.ndarray, owners: np.ndarray, count: int) -> dict[int, int]:
-    """Returns value -> class for masks of 0 and 255, or of 0 to C - 1.
-
-    `count` is the number of names in `data.classes`; 0 if it is empty.
-    """
+    """Returns value -> class for masks of 0 and 255, or of 0 to C - 1."""
+    # `count` is the number of names in `data.classes`; 0 if it is empty.
     largest = int(np.flatnonzero(present[:, :UNLABELLED].any(0)).max(initial=0))
     if count in (0, 2) and largest == 0:
         return {0: 0, UNLABELLED: 1}

@@ -146,11 +146,9 @@ def _open(path: Path) -> Any:
 
 
 def _grid_of(path: Path, slices: Slices) -> _Grid:
-    """Returns the grid of a volume, with the slices of a plane.
-
-    The place is that of the affine (`sform`, else `qform`, else `pixdim`) in the header's unit, or
-    in millimetres if it has none.
-    """
+    """Returns the grid of a volume, with the slices of a plane."""
+    # The place is that of the affine (`sform`, else `qform`, else `pixdim`) in the header's unit,
+    # or in millimetres if it has none.
     with corruption_named(path):
         volume = _open(path)
         from nibabel import orientations

@@ -314,10 +314,8 @@ def _grey(image: jax.Array) -> jax.Array:
 
 
 def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
-    """Returns for each new pixel the old one nearest to its centre; 0 outside.
-
-    `rows` (a, b, c) gives the old row, a * row + b * column + c; `columns` gives the old column.
-    """
+    """Returns for each new pixel the old one nearest to its centre; 0 outside."""
+    # `rows` (a, b, c) gives the old row, a * row + b * column + c; `columns` gives the old column.
     high, wide = image.shape[:2]
     y, x = jnp.arange(high, dtype=float)[:, None] + 0.5, jnp.arange(wide, dtype=float) + 0.5
     return _pixels_at(image, *(jnp.floor(a * y + b * x + c) for a, b, c in (rows, columns)))
@@ -374,10 +372,8 @@ def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
 
 
 def _equalize(channel: jax.Array) -> jax.Array:
-    """Replaces each level by (darker pixels + step // 2) // step, as Pillow does.
-
-    `step` is the number of pixels below the brightest level // 255.
-    """
+    """Replaces each level by (darker pixels + step // 2) // step, as Pillow does."""
+    # `step` is the number of pixels below the brightest level // 255.
     counts = jnp.zeros(256, jnp.int32).at[channel.astype(jnp.int32)].add(1)
     step = (channel.size - counts[channel.max().astype(jnp.int32)]) // 255
     darker = jnp.cumsum(counts) - counts

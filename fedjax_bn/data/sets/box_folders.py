@@ -201,11 +201,9 @@ def _place(
 
 
 def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: str) -> np.ndarray:
-    """Returns i32[N, 3], cached: width and height of each image as used, and a tag.
-
-    The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
-    images are used upright, else from the upright frame.
-    """
+    """Returns i32[N, 3], cached: width and height of each image as used, and a tag."""
+    # The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
+    # images are used upright, else from the upright frame.
 
     def frame(file: Path) -> tuple[int, int, int]:
         image = open_raster(file.read_bytes())
@@ -246,11 +244,9 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
 def _read_labels(
     root: Path, folders: Mapping[str, Path]
 ) -> tuple[list[str], dict[str, list[_Labelled]], bool]:
-    """Returns the names of all classes, domain -> its images, and whether boxes are in pixels.
-
-    Otherwise boxes are in shares of their image. The domains have one form, and `root` around them
-    may name the classes. A ValueError names a file that is damaged or not in the form.
-    """
+    """Returns the names of all classes, domain -> its images, and whether boxes are in pixels."""
+    # Otherwise boxes are in shares of their image. The domains have one form, and `root` around
+    # them may name the classes. A ValueError names a file that is damaged or not in the form.
     files = {domain: files_below(folder) for domain, folder in folders.items()}
     pairs = {domain: _label_files(folder, files[domain]) for domain, folder in folders.items()}
     coco = [domain for domain, texts in pairs.items() if not any(texts.values())]

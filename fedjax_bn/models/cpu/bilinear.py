@@ -67,12 +67,11 @@ def _tiled(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) 
 
 @cache
 def _winograd_transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
-
-    With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
-    and G = V_r evaluate polynomials, and B^T = V_n^-T contains the coefficients of Lagrange's
-    polynomials. All are computed in fractions, without rounding; m + r - 2 is at most 7.
-    """
+    """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`."""
+    # With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T =
+    # V_m^T and G = V_r evaluate polynomials, and B^T = V_n^-T contains the coefficients of
+    # Lagrange's polynomials. All are computed in fractions, without rounding; m + r - 2 is at most
+    # 7.
     points = _POINTS[: outputs + taps - 2]
 
     def vandermonde(columns: int) -> list[list[Fraction]]:

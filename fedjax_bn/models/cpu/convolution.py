@@ -125,10 +125,8 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _direct(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
-    """Convolves by XLA, with gradients that are convolutions in the usual dimension order.
-
-    Autodiff's gradients have another order, in which XLA:CPU is up to 15 times slower in a loop.
-    """
+    """Convolves by XLA, with gradients that are convolutions in the usual dimension order."""
+    # Autodiff's gradients have another order, in which XLA:CPU is up to 15 times slower in a loop.
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
 
 
@@ -222,11 +220,9 @@ def _patches(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 
 
 def _pairs(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
-    """Convolves with each two columns of outputs as one with twice the features.
-
-    XLA:CPU runs a convolution at half of its usual speed if input and output have at most 16
-    channels. A kernel that is a column wider costs only (s + 1) / s times the multiplications.
-    """
+    """Convolves with each two columns of outputs as one with twice the features."""
+    # XLA:CPU runs a convolution at half of its usual speed if input and output have at most 16
+    # channels. A kernel that is a column wider costs only (s + 1) / s times the multiplications.
     del strides
     r, s, channels, features = kernel.shape
     rows, (left_padding, right) = padding
@@ -239,11 +235,9 @@ def _pairs(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) 
 
 
 def _taps(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
-    """Convolves by a sum of matrix products, one for each tap of the kernel.
-
-    Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a 2x2
-    map needs 16 products instead of 36.
-    """
+    """Convolves by a sum of matrix products, one for each tap of the kernel."""
+    # Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a
+    # 2x2 map needs 16 products instead of 36.
     r, s, channels, features = kernel.shape
 
     def meetings(axis: int, taps: int) -> tuple[list[tuple[int, range]], int]:
@@ -273,12 +267,10 @@ def _taps(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -
 
 
 def _fast_fourier(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
-    """Convolves large kernels with few channels by XLA's fast Fourier transform.
-
-    A pair of channels costs one product per coefficient, whatever the size of the kernel. With many
-    channels most of the work is sums over channels, which matrix products do faster. Rounding
-    errors are relative to the largest output.
-    """
+    """Convolves large kernels with few channels by XLA's fast Fourier transform."""
+    # A pair of channels costs one product per coefficient, whatever the size of the kernel. With
+    # many channels most of the work is sums over channels, which matrix products do faster.
+    # Rounding errors are relative to the largest output.
     del strides
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     sizes, taps = x.shape[1:3], kernel.shape[:2]

@@ -102,12 +102,10 @@ def detection_loss(
 def _match_anchors(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the matches of M boxes per image on one level, with P = 5 cells per box.
-
-    The results are `place` i32[B, M, P, A], indices of predictions among the H * W * A of the
-    level; `matched` bool[B, M, P, A], which places count; and the boxes f[B, M, P, 4] in cells,
-    with centres relative to the cell, or offset 0 where nothing matches.
-    """
+    """Returns the matches of M boxes per image on one level, with P = 5 cells per box."""
+    # The results are `place` i32[B, M, P, A], indices of predictions among the H * W * A of the
+    # level; `matched` bool[B, M, P, A], which places count; and the boxes f[B, M, P, 4] in cells,
+    # with centres relative to the cell, or offset 0 where nothing matches.
     sides = boxes[..., 2:]
     real = real & (sides > 0).all(-1)
     sides = jnp.where(real[..., None], sides, 1)  # avoids infinite quotients

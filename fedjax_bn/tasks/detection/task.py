@@ -260,10 +260,8 @@ def _average_precision(
 def _match(
     boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray, thresholds: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of d detections, best first, are right, and which do not count: bool[t, d].
-
-    `true` has boxes before crowds; several detections may match the same crowd.
-    """
+    """Returns which of d detections, best first, are right, and which do not count: bool[t, d]."""
+    # `true` has boxes before crowds; several detections may match the same crowd.
     right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
     if not len(true):
         return right, ignored

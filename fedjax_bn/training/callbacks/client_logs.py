@@ -75,11 +75,9 @@ class ClientLogs(NamedTuple):
 def _log_batch_norms(
     experiment: Experiment, folder: Path, state: FederatedState, name: str
 ) -> None:
-    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
-
-    The arrays are "layers", names in the order of the forward pass, "clients", and for each of
-    _KINDS f[L, K], NaN where a layer shares that leaf or lacks it.
-    """
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms."""
+    # The arrays are "layers", names in the order of the forward pass, "clients", and for each of
+    # _KINDS f[L, K], NaN where a layer shares that leaf or lacks it.
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
     norms = {path[1:-1] for path in leaves if path[0] == STATISTICS}
@@ -110,12 +108,10 @@ def _log_batch_norms(
 
 
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Returns kind -> distance f[K] of each client from the mean of all clients, of one layer.
-
-    A root mean square over channels of (mean_k - mean) / std, log std_k minus its mean over
-    clients, and the differences of scale and bias; `rows` are (collection, *norm, name) ->
-    f64[K, C].
-    """
+    """Returns kind -> distance f[K] of each client from the mean of all clients, of one layer."""
+    # A root mean square over channels of (mean_k - mean) / std, log std_k minus its mean over
+    # clients, and the differences of scale and bias; `rows` are (collection, *norm, name) -> f64[K,
+    # C].
 
     def apart(rows: np.ndarray) -> np.ndarray:
         return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
@@ -138,11 +134,9 @@ def read_distances(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def _log_masks(experiment: Experiment, folder: Path, state: FederatedState) -> Record:
-    """Writes the masks of a round, and returns their L1 norms (FedCD, Fig. 3); {} without masks.
-
-    `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
-    f[C], which an unseen client receives.
-    """
+    """Writes the masks of a round, and returns their L1 norms (FedCD, Fig. 3); {} without masks."""
+    # `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
+    # f[C], which an unseen client receives.
     if not state.personal.get(COLLECTION):
         return {}
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)

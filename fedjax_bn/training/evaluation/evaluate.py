@@ -160,10 +160,8 @@ def _mean_loss(task: Task) -> Score:
 def _adapted_rows(
     steps: Callable[..., Variables], mesh: Mesh | None
 ) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
-    """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh.
-
-    All its leaves but frozen ones are personal. There is one labelled split for each row.
-    """
+    """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh."""
+    # All its leaves but frozen ones are personal. There is one labelled split for each row.
 
     def on_device(common: tuple, rows: tuple, _: None) -> Variables:
         shared, frozen = common
@@ -193,11 +191,9 @@ def _adapted_rows(
 def _scoring(
     experiment: Experiment, size: int, task: Task, splits: Sequence[Split], adapts: bool = True
 ) -> tuple[Sequence[Split], Callable[[FederatedState, np.ndarray], list[float | AnyAnswers]]]:
-    """Returns the tested samples, and `score(state, places)` of the clients at `places`.
-
-    Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
-    personalization each client `adapts` first, to samples that are not tested.
-    """
+    """Returns the tested samples, and `score(state, places)` of the clients at `places`."""
+    # Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
+    # personalization each client `adapts` first, to samples that are not tested.
     mesh, rule, adapt = experiment.mesh, experiment.method.statistics, None
     if adapts and (personalization := experiment.evaluation.personalization):
         labelled, splits = set_aside(splits, personalization)

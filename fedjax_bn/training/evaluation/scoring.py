@@ -229,10 +229,8 @@ def score_unseen(
 def _judging(
     adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
-    """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host.
-
-    Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
-    """
+    """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host."""
+    # Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
 
     def on_device(common: tuple, personal: PyTree, data: _TestData) -> tuple[PyTree, tuple]:
         shared, carry = common
