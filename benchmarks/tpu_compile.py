@@ -28,7 +28,7 @@ from typing import Any
 
 import accelerator
 import peers
-from fedjax_bn.engine.devices import check_strategy
+from fedjax_bn.engine.devices import clients_at_once
 from fedjax_bn.run.experiment.method import METHODS
 from machine import announce
 from on_tpu.cases import MODELS, PRODUCTS, STEPS, TABLE, Case
@@ -121,7 +121,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
         chosen = [Case(*values) for values in every]
     most = devices_of(options.topology)
     for case in chosen:
-        check_strategy(case.clients, MODELS[case.model].clients)
+        clients_at_once(case.clients)
         if not 1 <= case.devices <= most:
             raise ValueError(
                 f"{options.topology} has no {case.devices} devices: give --devices from 1 to {most}"

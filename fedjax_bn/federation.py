@@ -40,8 +40,8 @@ from fedjax_bn.engine.devices import (
     BATCH,
     CLIENTS,
     Meeting,
-    check_strategy,
     checked_mesh,
+    clients_at_once,
     map_and_sum,
     on_each_device,
     pad_rows,
@@ -186,7 +186,7 @@ def federate(
       ValueError: `clients`, `mesh` or `weigh` cannot be used; at `init`, `share` needs a batch norm
         and the model has none, or shares statistics in spite of privacy.
     """
-    check_strategy(clients)
+    clients_at_once(clients)  # raises ValueError for an unknown one
     server = server or averaging()
     if privacy is not None:
         if weigh not in (None, uniform):
@@ -244,7 +244,6 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
     rows = padded(num_clients, plan.mesh)
-    check_strategy(plan.clients, num_clients)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     mask: PyTree = plan.share(variables)

@@ -33,6 +33,7 @@ class Argument(NamedTuple):
     default: Any  # `REQUIRED` if it has no default; if the default is None, None is allowed too
     range: Range = BY_KIND[bool]  # the allowed values of this type
     meaning: str = ""  # what it is for, of keys of the configuration
+    is_choice: bool = False  # whether its value may be a choice with arguments of its own
 
     def refusal(self, value: Any) -> str:
         """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
@@ -65,7 +66,7 @@ def read_choice(
     for change in changes:
         key, equals, value = change.partition("=")
         before = next(reversed(chosen), "")
-        if key not in settable and before and settable[before].range is BY_KIND[str]:
+        if key not in settable and before and settable[before].is_choice:
             chosen[before] += f":{change}"  # a choice with arguments: `mixing=uniform:low=0`
             continue
         if key not in settable or not equals:
@@ -127,7 +128,9 @@ def plain_arguments(
                 allowed = stated_range(parameter.annotation) or BY_KIND[kind]
                 if kind is float and type(default) is int:
                     default = float(default)
-                arguments[key] = Argument(kind, default, allowed)
+                options = {*typing.get_args(parameter.annotation)} - {*_PLAIN, type(None)}
+                is_choice = kind is str and bool(options)  # `Mixing | str`
+                arguments[key] = Argument(kind, default, allowed, is_choice=is_choice)
     return arguments
 
 

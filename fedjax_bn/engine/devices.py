@@ -57,7 +57,7 @@ def map_and_sum(
     if clients == "auto" and not on_cpu():
         size = _clients_that_fit(function.trace(*shapes).jaxpr.jaxpr, num_clients)
     else:
-        size = min(_at_once(clients) or num_clients, num_clients)
+        size = min(clients_at_once(clients) or num_clients, num_clients)
 
     def together(rows: PyTree, group: tuple) -> tuple[PyTree, PyTree, PyTree]:
         parts, rows, results = jax.vmap(function)(rows, *group)
@@ -173,15 +173,11 @@ def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     return jax.lax.scan(add, zeros, stacked)[0]
 
 
-def check_strategy(clients: str, num_clients: int | None = None) -> None:
-    """Raises ValueError for an unknown strategy, or more clients at once than there are."""
-    count = _at_once(clients)
-    if num_clients and count and count > num_clients:
-        raise ValueError(f"clients={clients!r} is too many: use vmap:at_once={num_clients} or less")
+def clients_at_once(clients: str) -> int | None:
+    """Returns how many clients a strategy trains at once; None for all, 1 for `auto` on a CPU.
 
-
-def _at_once(clients: str) -> int | None:
-    """Returns how many clients the strategy trains at once; None for all, 1 for `auto` on a CPU."""
+    An unknown strategy is a ValueError.
+    """
     if clients in ("auto", "map", "vmap"):
         return None if clients == "vmap" else 1
     match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d*)", clients, re.ASCII)

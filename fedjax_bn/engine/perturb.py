@@ -32,7 +32,6 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
-        _check_images("amplitude_mix", x)
         partner_key, share_key, whether_key = jax.random.split(key, 3)
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
         mixed = mix_amplitudes(x, x[partners(partner_key, valid)], share)
@@ -67,7 +66,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         del valid
-        _check_images("randconv", x)
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
         # A switch computes only the drawn side; under vmap over clients it computes all sides.
         which = jax.random.randint(side_key, (), 0, len(sides))
@@ -78,11 +76,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         return jnp.where(jax.random.bernoulli(whether_key, identity), x, changed)
 
     return perturb
-
-
-def _check_images(name: str, x: jax.Array) -> None:
-    if x.ndim != 4:
-        raise ValueError(f"{name} needs images f[B, H, W, C], not {x.shape}")
 
 
 def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:

@@ -190,7 +190,8 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             return resident(longest, broadcast, own, fresh, data, extra)
         draws = jax.device_get(draw(longest, keys.data, extra["client"], broadcast.round))
         round, only_client = int(broadcast.round), np.zeros(1, np.int32)
-        rows = next(stream_rounds([split], lambda _: (only_client, draws), round, round + 1))
+        at = round, round + 1, only_client
+        rows = next(stream_rounds([split], lambda _: (only_client, draws), *at))
         batches = jax.tree.map(lambda leaf: leaf[0], rows) | extra
         return method.client(broadcast, own, batches, fresh.method)
 

@@ -7,6 +7,7 @@ the Hugging Face hub (timm's conversions of torchvision's weights), or from torc
 
 import importlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ def load_pretrained(
       ValueError: there are no weights for this kind of model, the file is damaged or cannot be
         fetched, or a tensor does not fit (see `torch_weights.convert`); the message names it.
     """
-    path, keras = Path(source).expanduser(), getattr(model, "keras", False)
+    path, keras = Path(os.path.expanduser(source)), getattr(model, "keras", False)
     if type(model) not in _KINDS or (path / "model.json").is_file() != keras:
         raise ValueError(
             f"pretrained weights {source} are not for {type(model).__name__} with keras={keras}: "

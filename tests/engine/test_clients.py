@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.engine.backend import traced_for
-from fedjax_bn.engine.devices import check_strategy, map_and_sum, sum_over
+from fedjax_bn.engine.devices import clients_at_once, map_and_sum, sum_over
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_clients_keep_is_held_once(clients):
 @pytest.mark.parametrize("clients", ["", "vmap:x", "vmap:at_once=0", "map:2", "scan"])
 def test_unknown_strategies_are_refused(clients):
     with pytest.raises(ValueError, match="vmap:at_once=n"):
-        check_strategy(clients, 3)
+        clients_at_once(clients)
 
 
 def train_by(megabytes, row, weights):

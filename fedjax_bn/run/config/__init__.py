@@ -22,7 +22,9 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     """
     # A comma belongs to the value, as in adaptations=running,batch, unless a "key=" follows it.
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
-        key, _, value_text = change.partition("=")
+        key, equals, value_text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"config change {brief(change)} must be of the form key=value")
         assign(config, key, value_text)
     return config
 

@@ -6,6 +6,7 @@ are read: no code that the other workdir names is imported.
 
 import hashlib
 import inspect
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -290,7 +291,20 @@ def prepare(
             check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
+        if experiment.participation.on_host:
+            _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
+
+
+def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
+    # On the host all clients start with one row, which is right only if it is everybody's.
+    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
+    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
+        if (leaf != leaf[:1]).any():
+            raise ConfigError(
+                "config.weigh begins with other memory for some clients than for others, which "
+                "rows on the host do not have: set population=device"
+            )
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
@@ -347,7 +361,7 @@ def starting_record(start_from: str) -> Record:
 
 def _checkpoint_of(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
-    workdir = Path(start_from).expanduser()
+    workdir = Path(os.path.expanduser(start_from))
     if (workdir / "summary.json").exists():
         read_json(workdir / "config.json", CLAIM)
         for kind in ("selected", "latest"):

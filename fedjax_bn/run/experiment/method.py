@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from fedjax_bn.arguments.choices import (
     Argument,
     Table,
     call_chosen,
+    naming,
     plain_arguments,
     split_choice,
 )
@@ -38,7 +40,7 @@ from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import init_variables, shapes_of
 from fedjax_bn.run.config import choice_of
-from fedjax_bn.sharing import SharingRule
+from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
 
@@ -161,6 +163,9 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             measure = validating(validation_score if by_accuracy else validation_loss)
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
         federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
+        if not isinstance(federated_method, FederatedMethod):
+            kind = type(federated_method).__name__
+            raise ConfigError(f"{culprit} gives {kind}, not a FederatedMethod")
         return federated_method
 
     return make
@@ -212,7 +217,18 @@ def _all_but(paths: str, statistics: bool = True) -> SharingRule:
 def _choose_sharing(key: str, text: str) -> SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of(key, text, _SHARING)
-    return partial(rule, **options) if options else rule
+    if rule in _SHARING.values():
+        return rule
+    culprit = f"config.{key}={brief(text)}"
+
+    def share(variables: Variables) -> Any:
+        with naming(culprit):
+            mask = rule(variables, **options)
+            if jax.tree.structure(mask) != jax.tree.structure(variables):
+                raise ConfigError(f"{culprit} must give a boolean for each leaf, in the same tree")
+        return mask
+
+    return share
 
 
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
@@ -220,9 +236,16 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     # A user's own is a function `(sizes, risks, *, ...) -> weights`, or one without required
     # arguments that returns such a function.
     function, options = choice_of("weigh", text, WEIGHING)
+    culprit = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
-        return partial(function, **options) if options else function
-    return call_chosen(f"config.weigh={brief(text)}", function, **options)
+        rule = partial(function, **options) if options else function
+    else:
+        rule = call_chosen(culprit, function, **options)
+    if not isinstance(rule, aggregation.Weighing):
+        with naming(culprit):  # `lax.add` takes one weight for each of two clients alone
+            sizes, risks = jnp.ones(2, jnp.int32), jnp.ones(2)
+            jax.eval_shape(lambda: jax.lax.add(rule(sizes, risks), risks))
+    return rule
 
 
 def weighs_by_validation(config: ConfigDict) -> bool:
