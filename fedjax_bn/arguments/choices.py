@@ -128,8 +128,8 @@ def plain_arguments(
                 allowed = stated_range(parameter.annotation) or BY_KIND[kind]
                 if kind is float and type(default) is int:
                     default = float(default)
-                options = {*typing.get_args(parameter.annotation)} - {*_PLAIN, type(None)}
-                is_choice = kind is str and bool(options)  # `Mixing | str`
+                options = {*typing.get_args(parameter.annotation)}
+                is_choice = str in options and bool(options - {*_PLAIN, type(None)})
                 arguments[key] = Argument(kind, default, allowed, is_choice=is_choice)
     return arguments
 
