@@ -159,16 +159,16 @@ class Members:
     def _admit(self, node: int, key: str, reply: Reply, order: Order) -> None:
         """Makes a node that presents itself a member; raises ValueError if it cannot be."""
         client, hello = _presented(reply, order, self.run.size_bound)
+        problem = "which is there already" if client in self.connected else ""
         if self.run.client_keys != "any":
             clients_of_key = [k for k, bound in self.keys.items() if key and bound == key]
             if self.keys.get(client, key) != key or {*clients_of_key} - {client}:
-                raise ValueError(
-                    f"it presents itself as client {client}, which is bound to "
-                    f"{self.keys.get(client)}, with {key or 'no key'}, which is bound to clients "
-                    f"{clients_of_key}: see client-keys in the run config"
+                problem = (
+                    f"which is bound to {self.keys.get(client)}, with {key or 'no key'}, which is "
+                    f"bound to clients {clients_of_key}: see client-keys in the run config"
                 )
-        if client in self.connected:
-            raise ValueError(f"it presents itself as client {client}, which is there already")
+        if problem:
+            raise ValueError(f"it presents itself as client {client}, {problem}")
         self.connected[client], self.sizes[client] = _Member(node, hello), hello.size
         if self.run.client_keys != "any" and key:
             self.keys[client] = key

@@ -101,4 +101,6 @@ def _rows_of(text: str, num_clients: int) -> np.ndarray:
             row[lowest : highest + 1] = True
         if entries:
             rows.append(row)
+    if not rows:
+        raise ValueError("it must have a line with clients")
     return np.stack(rows)
