@@ -1,4 +1,4 @@
-"""The embedded sets made of handwriting are what their docstrings say; `scanners` has its own."""
+"""The embedded sets made of handwriting are what their docstrings say."""
 
 import colorsys
 
@@ -154,3 +154,33 @@ def test_on_the_beach_every_scan_has_one_place_and_grounds_show_digits_as_often_
     assert 0.03 < share_of_ground("zoo") < 0.18
     assert set(ground_of(places["zoo"].images)) == set(range(10))
     assert (share_of_ground("beach"), share_of_ground("beach", further=5)) == (0, 1)
+
+
+@pytest.fixture(scope="module")
+def scanned():
+    return scanners.load_scanners(seed=0)
+
+
+def test_six_scanners_own_the_documented_numbers_of_images(scanned):
+    sizes = [[len(split.labels) for _, split in splits(d)] for d in scanned.domains]
+    assert sizes == [[180, 30, 90]] * 3 + [[180, 30, 89]] * 3
+    assert [d.name for d in scanned.domains] == [s.name for s in scanners.SCANNERS]
+    assert check_dataset(scanned).domains[-1].name == "fax"
+    assert scanned.domains[0].train.images.shape == (180, 28, 28, 3)
+
+
+def test_every_source_image_is_used_exactly_once(monkeypatch):
+    """Labels that are the numbers of the scans."""
+    ink, _ = scanners.handwriting()
+    monkeypatch.setattr(scanners, "handwriting", lambda: (ink, np.arange(1797)))
+    parts = [whole(domain) for domain in scanners.load_scanners(seed=5).domains]
+    used = np.concatenate([part.labels for part in parts])
+    np.testing.assert_array_equal(np.sort(used), np.arange(1797))
+
+
+def test_scanners_differ_in_the_distribution_of_features(scanned):
+    """Mean colours are further apart between any two scanners than within one."""
+    means = [domain.train.images.mean(axis=(1, 2)) for domain in scanned.domains]
+    centres = np.array([mean.mean(axis=0) for mean in means])
+    apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
+    assert apart[~np.eye(6, dtype=bool)].min() > 20

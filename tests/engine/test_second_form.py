@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from cohorts import KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
-from federations import MapNet, assert_close, batches_of, in_float64, variables_of
-from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
+from federations import (
+    MapNet,
+    assert_close,
+    batches_of,
+    in_float64,
+    one_by_one,
+    stacked,
+    variables_of,
+)
+from fedjax_bn.federation import put_rows, take_rows, traffic
 from method_table import METHODS
 
 
@@ -17,23 +25,7 @@ def after_one_round(method):
     return method.round(state, unequal_batches(), KEY)[0]
 
 
-def uploads_of(method, state, batches):
-    """Every client by itself: the state with their own parts, and their uploads."""
-    state, batches = jax.device_get((state, batches))  # indexing NumPy compiles nothing
-    population, after, uploads = batches.pop("population"), state, []
-    for k in range(4):
-        one = jax.tree.map(lambda x, k=k: x[k], batches) | {"population": population}
-        own, upload = method.client(broadcast_of(state), own_of(state, k), one, KEY)
-        after = put(after, k, own)
-        uploads.append(jax.device_get(upload))
-    return after, uploads
-
-
-put, take, put_back = jax.jit(with_own), jax.jit(take_rows), jax.jit(put_rows)
-
-
-def stacked(uploads):
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
+take, put_back = jax.jit(take_rows), jax.jit(put_rows)
 
 
 # A rule and an optimizer that remember, variates that are sent, risks and masks: all the others
@@ -48,7 +40,7 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
     """In the second round a client sits out; the cohort holds the others, and a row of padding."""
     method = method_of(name)
     state, some = after_one_round(method), unequal_batches(PRESENT)
-    after, uploads = uploads_of(method, state, some)
+    after, uploads = one_by_one(method, state, some, KEY)
     alone = method.server(after, stacked(uploads))
     if method.adding:
         running = method.adding.begin(4, uploads[0])
@@ -70,7 +62,7 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
 def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
     method = method_of("fedbn, remembering")
     state = after_one_round(method)
-    after, uploads = uploads_of(method, state, unequal_batches())
+    after, uploads = one_by_one(method, state, unequal_batches(), KEY)
     in_order = method.server(after, stacked(uploads))
     turned = method.server(after, stacked(uploads[::-1]))
     assert_close(turned, in_order, rtol=1e-12, atol=1e-14)

@@ -16,7 +16,6 @@ from jax.flatten_util import ravel_pytree
 
 import federations as fed
 from fedjax_bn.aggregation import conclude, sum_uploads, weighted_part
-from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import scaffold
 from fedjax_bn.methods.scaffold import keeping_variates
 
@@ -29,10 +28,7 @@ def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64):
     sgd = optax.sgd(0.1)
     method, server = scaffold(fed.OneNorm(), sgd), keeping_variates(sgd)["server"]
     state = method.init(KEY, fed.in_float64(fed.variables_of(fed.OneNorm())), len(SIZES))
-    batches, uploads = fed.batches_of(SIZES), []
-    for k in range(len(SIZES)):
-        mine = fed.client(batches, k) | {"client": jnp.int32(k)}
-        uploads.append(method.client(broadcast_of(state), own_of(state, k), mine, KEY)[1])
+    _, uploads = fed.one_by_one(method, state, fed.batches_of(SIZES), KEY)
     # A client weighs its part itself: by its number of samples, which the sum of weights divides.
     parts = [weighted_part(server, float(upload.size), upload) for upload in uploads]
     flat = [np.asarray(ravel_pytree(part)[0]) for part in parts]
@@ -48,7 +44,7 @@ def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64):
     total = np.sum(seen, axis=0, dtype=np.uint64)
     np.testing.assert_array_equal(total, np.sum(fixed_point, axis=0, dtype=np.uint64))
     sums = ravel_pytree(parts[0])[1](jnp.asarray(total.view(np.int64) / 2.0**BITS))
-    together = jax.tree.map(lambda *rows: jnp.stack(rows), *uploads)
+    together = fed.stacked(uploads)
     expected = sum_uploads(server, jnp.asarray(SIZES, float), together)
     fed.assert_close(sums, expected, 1e-12, 2.0**-BITS * len(SIZES))
     after, finite = conclude(server, state, sums, jnp.ones(3, bool), 3)

@@ -24,9 +24,7 @@ def convert(name, *arguments):
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    folder = tiny_digits.write_originals(tmp_path_factory.mktemp("digits"))
-    tiny_digits.write_morpho(folder / "Morpho-MNIST")
-    return folder
+    return tiny_digits.write_originals(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import numpy as np
 import plan
 import pytest
 
-from federations import SGD, OneNorm, batches_of, client, variables_of
-from fedjax_bn.federation import broadcast_of, own_of
+from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
 
 KEY = jax.random.key(2)
 
@@ -18,15 +17,14 @@ def uploads(kind, count):
     """What clients 0 and 1 upload in the first round, minus what they received."""
     method = attacks.attacked(OneNorm(), SGD, kind=kind, count=count)
     state = method.init(KEY, variables_of(OneNorm()), 8)
-    batches = batches_of((4,) * 8)
-    found = []
-    for k in (0, 1):
-        own, upload = method.client(
-            broadcast_of(state), own_of(state, k), client(batches, k) | {"client": np.int32(k)}, KEY
+    after, (first, second, *_) = one_by_one(method, state, batches_of((4,) * 8), KEY)
+    return [
+        (
+            jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"]),
+            client(after.personal, k),
         )
-        sent = jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"])
-        found.append((sent, own.personal))
-    return found
+        for k, upload in enumerate((first, second))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,7 @@ def curves_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def in_browser(text: str, script: str, folder: Path) -> str:
-    """The page as Chromium has it once a script of the reader's has run.
-
-    Args:
-      text: HTML.
-      script: JavaScript.
-      folder: for the page and the browser's files.
-    """
+    """The page as Chromium has it once a script of the reader's has run."""
     page = folder / "page-in-browser.html"
     page.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
