@@ -53,8 +53,8 @@ def after(round, state, batches, rounds):
     return state._replace(personal=(), memory=()), client_variables(state), metrics
 
 
-# Rules of all sizes and with a memory, and a message; devices see nothing else of other methods.
-OFTEN = ("fedbn, by roots", "fedbn, remembering", "scaffold")
+# A rule with a memory, and a message; devices see nothing else of other methods.
+OFTEN = ("fedbn, remembering", "scaffold")
 NAMES = dict.fromkeys([*cohorts.NAMES, *OPTIONS])
 
 

@@ -121,9 +121,9 @@ SHOWN = [(name, command) for name, text in PAGES.items() for command in commands
 HOWTO = ("deploy", "feature_term", "many_devices", "own_model", "unseen_client", "use_model")
 LONG = {"docs/tutorial.md", "docs/index.md", "docs/python.md"}
 LONG |= {f"docs/howto/{name}.md" for name in HOWTO}
-SMALLER = {"SmallCNN(2, widths=(4, 4, 4))": "MLP()", "SmallCNN(widths=(4, 4, 4))": "MLP()"}
-SMALLER |= {"models import SmallCNN": "models import MLP", "DigitCNN": "SmallCNN"}
-SMALLER |= {"rounds=20": "rounds=1"}
+SMALLER = {"SmallCNN(2, widths=(4, 4, 4))": "MLP(2)", "SmallCNN(widths=(4, 4, 4))": "MLP(10)"}
+SMALLER |= {"SmallCNN()": "MLP(10)", "models import SmallCNN": "models import MLP"}
+SMALLER |= {"DigitCNN": "SmallCNN", "rounds=20": "rounds=1"}
 PYTHON = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
     for name, blocks in BLOCKS.items()
@@ -131,16 +131,20 @@ PYTHON = [
 ]
 
 
+def run_small(code: str, page: str, names: dict) -> None:
+    """With smaller networks and fewer rounds, and the promotion that a reader's own code has."""
+    for large, small in SMALLER.items():
+        code = code.replace(large, small)
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(code, page, "exec"), names)
+
+
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    """With smaller networks and fewer rounds."""
     monkeypatch.chdir(tmp_path)
     names = {}
-    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
-        for block in BLOCKS[page]:
-            for large, small in SMALLER.items():
-                block = block.replace(large, small)
-            exec(compile(block, page, "exec"), names)
+    for block in BLOCKS[page]:
+        run_small(block, page, names)
 
 
 def test_every_command_of_every_page_is_understood():
@@ -209,8 +213,7 @@ TABLE = re.search(rf"{re.escape(EXAMPLE)}```\n\n```\n(.*?)```", PAGES["README.md
 
 def test_its_example_prints_a_table_of_the_form_that_is_shown(capsys):
     names = {}
-    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
-        exec(compile(EXAMPLE.replace("rounds=20", "rounds=1"), "README.md", "exec"), names)
+    run_small(EXAMPLE, "README.md", names)
     printed, shown = capsys.readouterr().out.splitlines(), TABLE.splitlines()
     assert printed[:2] == shown[:2]
     assert len(printed) == len(shown) == 3

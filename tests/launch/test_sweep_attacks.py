@@ -1,14 +1,17 @@
-"""The table of attacks: what attackers upload, and who counts as honest."""
+"""The tables of attacks and of adaptations on streams: what is uploaded and passes, and cells."""
 
 import json
+from types import SimpleNamespace
 
 import attacks
 import jax
 import numpy as np
 import plan
 import pytest
+import streams
 
 from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
+from fedjax_bn.data.domain import Domain, Split
 
 KEY = jax.random.key(2)
 
@@ -43,6 +46,8 @@ def test_every_run_has_a_valid_configuration():
     for rule in attacks.RULES:
         changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
         assert plan.configuration("configs/quickstart.py", changes).weigh == rule
+    for setting in streams.SETTINGS.values():
+        plan.configuration(setting.config, setting.changes)
 
 
 def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):
@@ -63,3 +68,14 @@ def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch
     assert rows[0] == f"| krum:malicious=2 | {means} |"
     assert rows[1] == f"| krum:malicious=2 | {' | '.join(('15.0', '30.0') * 4)} |"
     assert rows[3] == f"| krum:malicious=2 | {' | '.join(('15.0',) * 8)} |"
+
+
+def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
+    labels = np.arange(400, dtype=np.int32) % 7
+    split = Split(np.full((400, 4, 4, 3), labels[:, None, None, None], np.uint8), labels)
+    experiment = SimpleNamespace(unseen=(Domain("new", None, None, split),))
+    random, by_class = streams.streams(experiment, 0).values()
+    assert len(random.labels) == streams.LENGTH
+    np.testing.assert_array_equal(np.sort(random.labels), by_class.labels)
+    assert (np.diff(random.labels) < 0).any()
+    np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)

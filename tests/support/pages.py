@@ -12,12 +12,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(html.parser.HTMLParser):
-    """The tables of a page as texts, its paragraphs, and its tags."""
+    """The tables of a page as texts, its paragraphs, its tags, and what it says."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
-        self.open, self.text = None, text
+        self.open, self.text, self.said = None, text, ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -43,6 +43,7 @@ class Page(html.parser.HTMLParser):
             self.open = None
 
     def handle_data(self, data):
+        self.said += data
         if self.open == "cell":
             self.tables[-1][-1][-1] += data
         elif self.open == "p":
