@@ -13,19 +13,15 @@ from fedjax_bn.data.division.partition import (
 )
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
+from sources import numbers, pool
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 seeds = st.integers(0, 2**32)
 
 
 def numbered(labels) -> Split:
-    """Samples whose only feature is their own number, so that they can be followed."""
-    labels = np.asarray(labels, np.int32)
-    return Split(np.arange(len(labels), dtype=np.float32)[:, None], labels)
-
-
-def numbers(split: Split) -> list[int]:
-    return sorted(split.images[:, 0].astype(int).tolist())
+    samples = pool("any", labels)
+    return Split(samples.images, samples.labels)
 
 
 def dealt(split: Split, n: int, seed: int, **options) -> list[Split]:

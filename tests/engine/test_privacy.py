@@ -24,6 +24,7 @@ from fedjax_bn.sharing import all_but_batch_norm
 MODEL, SGD = fed.OneNorm(), optax.sgd(0.1)
 SIZES = (6, 9, 4)
 KEY = fed.KEY
+CLIP, NOISE = 0.05, 0.8
 
 
 def norm_of(tree):
@@ -81,29 +82,27 @@ def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     """One sits out: the noise is that of the sum, divided by those who count."""
     variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
     batches["participates"] = jnp.array([True, False, True])
-    clip, noise = 0.05, 0.8
-    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
+    method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, seed=7))
     start = fed.begun(method, KEY, variables, 3).shared
     state, _ = fed.run_rounds(method, variables, batches, 1)
     ours, uploads = by_hand(method, variables, batches)
     fed.assert_close(ours, state, 1e-12, 1e-12)
     counting = [uploads[0].shared, uploads[2].shared]
     lengths = [norm_of(differences(shared, start)) for shared in counting]
-    np.testing.assert_allclose(lengths, clip)
+    np.testing.assert_allclose(lengths, CLIP)
     mean = jax.tree.map(lambda one, other: (one + other) / 2, *counting)
-    noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), clip * noise / 2)
+    noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), CLIP * NOISE / 2)
     fed.assert_close(ours.shared, noisy, 1e-12, 1e-12)
-    assert norm_of(differences(ours.shared, mean)) > clip / 10
+    assert norm_of(differences(ours.shared, mean)) > CLIP / 10
 
 
 def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64):
     variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
-    clip, noise = 0.05, 0.8
-    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
+    method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, at="client", seed=7))
     start = fed.begun(method, KEY, variables, 3).shared
     ours, uploads = by_hand(method, variables, batches)
     changes = [differences(upload.shared, start) for upload in uploads]
-    expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
+    expected = CLIP * NOISE * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
     for one, other in itertools.pairwise(changes):
         assert norm_of(one) == pytest.approx(expected, rel=0.5)
         assert norm_of(differences(one, other)) > expected
@@ -141,7 +140,6 @@ def delta_of(eps, deviation):
 
 
 KINDS = ("present", "absent", "empty", "failed")
-CLIP, NOISE = 0.05, 0.8
 
 
 @functools.cache

@@ -77,8 +77,8 @@ import jax, numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from fedjax_bn.training.together import join
 
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
 join("--distributed" in sys.argv, timeout=60)
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # after JAX's own, as a run does
 number = jax.process_index()
 total = process_allgather(np.full(jax.local_device_count(), number + 1, np.int32)).sum()
 try:

@@ -188,10 +188,8 @@ def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(
         *(("a", "one", 80.0, 10.0), ("a", "two", 70.0, 99.0)),
         *(("b", "one", 60.0, 99.0), ("b", "two", 61.0, 30.0)),
     ):
-        unseen = {target: {"running": score}}
-        fabricate(
-            tmp_path, f"p/{target}/{name}/0", {"c": 1.0}, unseen=unseen, validation=validation
-        )
+        measured = {"unseen": {target: {"running": score}}, "validation": validation}
+        fabricate(tmp_path, f"p/{target}/{name}/0", {"c": 1.0}, **measured)
     done = {run.name: report.read_results(tmp_path, run) for run in table.runs}
     assert [report.measured(cell, done)[0] for cell in table.rows["best"]] == [10, 30, 20]
     assert "best: by validation p/a/one, p/b/two." in report.notes(table, done, {})
