@@ -189,16 +189,3 @@ def test_a_key_decides_every_bit_and_a_sample_does_not_depend_on_the_others(name
     results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
     for i, j in zip(*np.triu_indices(4, 1), strict=True):
         assert (results[i] != results[j]).mean() > 0.3
-
-
-@pytest.mark.parametrize(
-    ("run", "shape", "dtype", "message"),
-    [
-        (augment.office(), (2, 9), jnp.float32, "u8"),
-        (augment.domainbed(8), (2, 9, 9, 1), jnp.uint8, "3 channels"),
-        (augment.randaug(), (2, 9, 9, 1), jnp.uint8, "3 channels"),
-    ],
-)
-def test_images_that_do_not_suit_are_refused(run, shape, dtype, message):
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))

@@ -5,7 +5,6 @@ import pytest
 
 import runs
 from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.report.page import write_report
 from fedjax_bn.run.train import prepare
 from fedjax_bn.training import plots
 from fedjax_bn.training.evaluation.evaluate import clients_tested, evaluator
@@ -77,23 +76,6 @@ def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     assert 2 < counts.min() < counts.max() < 45  # of 350 draws from 22, 16 each
     with pytest.raises(ValueError, match=r"data\.sizes"):
         share_out_domains(runs.DATA, 3, partition="drawn:samples=7", sizes="5")
-
-
-@pytest.mark.slow
-def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_path, monkeypatch):
-    runs.install(monkeypatch)
-    changes = {"target": "", "clients_per_round": 2, "rounds": 2, "clients_named": 3}
-    summary = runs.run(tmp_path, **changes)
-    record = runs.lines(tmp_path)[-1]
-    quantiles = {"mean", *QUANTILES}
-    for told in (record["loss"], record["accuracy"], summary["accuracy"]["internal"]):
-        assert set(told) == quantiles
-    assert len(record["clients"]) == 2
-    assert record["loss"]["min"] <= record["loss"]["mean"] <= record["loss"]["max"]
-    assert runs.scalars(tmp_path) == runs.expected_scalars(tmp_path)
-    assert len(runs.scalars(tmp_path)) == 8 * len(quantiles) + 1  # four measures, and the seconds
-    write_report(tmp_path)
-    assert "median" in (tmp_path / "report.html").read_text()
 
 
 def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):

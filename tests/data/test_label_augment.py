@@ -12,7 +12,7 @@ from scipy.ndimage import affine_transform, center_of_mass
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK
-from fedjax_bn.data.pixels import label_augment
+from fedjax_bn.data.pixels import augment, label_augment
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -212,6 +212,13 @@ def test_features_and_images_that_are_not_square_cannot_be_augmented(make, label
     batch = {"image": images, "label": {label: jnp.zeros((2, 6), jnp.uint8)}}
     with pytest.raises(ValueError, match="none"):
         make(SIZE).change(jax.random.key(0), batch)
+
+
+@pytest.mark.parametrize("change", [augment.office(), augment.domainbed(8), augment.randaug()])
+@pytest.mark.parametrize("images", [jnp.zeros((2, 9)), jnp.zeros((2, 9, 9, 1))])
+def test_features_and_floats_cannot_be_augmented_as_pictures(change, images):
+    with pytest.raises(ValueError, match="u8"):
+        change(jax.random.key(0), images)
 
 
 LABELS = {

@@ -180,6 +180,11 @@ def read_vessels(vessels):
     return load_mask_folders(vessels, image_size=64, progress=False, pairs=PATTERNS)
 
 
+def opened(path, mode, filter=Image.Resampling.NEAREST):
+    with Image.open(path) as image:
+        return np.asarray(image.convert(mode).resize((64, 64), filter))
+
+
 def test_the_vessels_of_four_cameras_are_read_as_they_are(vessels, read_vessels):
     """Against Pillow, with the names of the files written down here."""
     assert read_vessels.classes == ("background", "foreground")
@@ -188,18 +193,12 @@ def test_the_vessels_of_four_cameras_are_read_as_they_are(vessels, read_vessels)
         before, after = images.removeprefix("images/").split("{}")
         files = sorted((vessels / pool.name / "images").iterdir())
         assert len(pool.images) == len(files) == count
-        for file, pixels, labels in list(zip(files, pool.images, pool.labels[MASK], strict=True))[
-            ::4
-        ]:
-            name = file.name.removeprefix(before).removesuffix(after)
-            with (
-                Image.open(file) as opened,
-                Image.open(vessels / pool.name / masks.format(name)) as m,
-            ):
-                small_mask = m.convert("L").resize((64, 64), Image.Resampling.NEAREST)
-                small = opened.convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)
-            assert np.array_equal(labels, np.asarray(small_mask) > 0)
-            assert np.array_equal(pixels, np.asarray(small))
+        for k in range(0, count, 4):
+            name = files[k].name.removeprefix(before).removesuffix(after)
+            small = opened(files[k], "RGB", Image.Resampling.BILINEAR)
+            small_mask = opened(vessels / pool.name / masks.format(name), "L")
+            assert np.array_equal(pool.labels[MASK][k], small_mask > 0)
+            assert np.array_equal(pool.images[k], small)
 
 
 def test_the_eyes_of_one_child_are_never_in_two_splits(read_vessels):
@@ -228,7 +227,10 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("pairs", "images/{}.png"), ("groups", "("), ("large", "crop")],
+    [
+        *(("pairs", "images/{}.png"), ("groups", "("), ("large", "crop")),
+        *(("window", "1"), ("window", "240,-160"), ("window", "a,b")),
+    ],
 )
 def test_a_key_that_cannot_be_meant_is_refused(key, value):
     with pytest.raises(ConfigError, match=rf"config\.data\.{key}"):

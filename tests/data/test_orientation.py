@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import jax
@@ -11,6 +10,7 @@ import pytest
 from PIL import Image
 
 import runs
+from boxed import text
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.sets.box_folders import load_boxes
@@ -85,17 +85,15 @@ def test_a_tag_behind_the_pixels_of_a_png_is_read(tmp_path):
 
 def yolo(root: Path, size, box) -> None:
     (x, y, w, h), (wide, high) = box, size
-    (root / "labels").mkdir(parents=True)
     row = f"0 {(x + w / 2) / wide} {(y + h / 2) / high} {w / wide} {h / high}"
-    (root / "labels/a.txt").write_text(row)
+    text(root / "labels/a.txt", row)
 
 
 def coco(root: Path, size, box) -> None:
-    (root / "annotations").mkdir(parents=True)
     images = [{"id": 1, "file_name": "a.jpg", "width": size[0], "height": size[1]}]
     boxes = [{"image_id": 1, "category_id": 1, "bbox": list(map(int, box))}]
     content = {"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": boxes}
-    (root / "annotations/instances_train.json").write_text(json.dumps(content))
+    text(root / "annotations/instances_train.json", content)
 
 
 SHOWN = (WIDTH, HEIGHT), (0, 0, 10, 40)  # size and box as viewers show them

@@ -10,23 +10,18 @@ from fedjax_bn.data.division.partition import (
     fraction_size,
     share_out_domains,
     stratified_sample,
-    stratified_split,
 )
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
+from sources import numbers, pool
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 seeds = st.integers(0, 2**32)
 
 
 def numbered(labels) -> Split:
-    """Samples whose only feature is their own number, so that they can be followed."""
-    labels = np.asarray(labels, np.int32)
-    return Split(np.arange(len(labels), dtype=np.float32)[:, None], labels)
-
-
-def numbers(split: Split) -> list[int]:
-    return sorted(split.images[:, 0].astype(int).tolist())
+    samples = pool("any", labels)
+    return Split(samples.images, samples.labels)
 
 
 def dealt(split: Split, n: int, seed: int, **options) -> list[Split]:
@@ -40,20 +35,6 @@ def toy() -> Dataset:
     parts = [Split(np.full((20, 3), k, np.float32) + rows, labels) for k in range(3)]
     domains = tuple(Domain("abc"[k], part, parts[0], parts[1]) for k, part in enumerate(parts))
     return Dataset("toy", 2, domains, (0.5,), (0.5,))
-
-
-@settings(deadline=None, max_examples=25)
-@given(labels=label_lists, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=seeds)
-def test_stratified_split_is_disjoint_exact_in_size_and_proportional(labels, cuts, seed):
-    labels = np.array(labels, np.int32)
-    first = int(cuts[0] * len(labels))
-    sizes = [first, int(cuts[1] * (len(labels) - first))]
-    parts = stratified_split(labels, sizes, generator(seed))
-    together = np.concatenate(parts)
-    assert [len(part) for part in parts] == sizes
-    assert len(np.unique(together)) == len(together)
-    share = np.bincount(labels, minlength=5) * sizes[0] / len(labels)
-    assert (np.abs(np.bincount(labels[parts[0]], minlength=5) - share) < 1 + 1e-9).all()
 
 
 @settings(deadline=None, max_examples=25)

@@ -12,7 +12,7 @@ import runs
 from federations import OneNorm, assert_equal, batches_of, variables_of
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform, weighted_mean
 from fedjax_bn.arguments.errors import RiskError
-from fedjax_bn.engine.extrapolation import check_risks, equal_risks, least_variance
+from fedjax_bn.engine.extrapolation import check_risks, least_variance
 from fedjax_bn.engine.weighing import normalized, relative_weights
 from fedjax_bn.methods import fedavg
 from fedjax_bn.training.rounds import Rounds
@@ -48,14 +48,6 @@ def test_in_float64_both_solvers_give_the_same_weights_under_jit(x64):
         assert ours.dtype == jnp.float64
         np.testing.assert_allclose(ours, by_hand(sizes, risks, eta), rtol=1e-12)
         np.testing.assert_allclose(theirs, ours, rtol=2e-6)
-
-
-@settings(max_examples=20, deadline=None)
-@given(count=COUNTS, seed=st.integers(0, 999))
-def test_the_closed_form_makes_the_weighed_risks_equal(count, seed):
-    risks = jnp.asarray(10 ** np.random.default_rng(seed).uniform(-4, 2, count), jnp.float32)
-    parts = equal_risks(risks, jnp.ones(len(risks), bool)) * risks
-    np.testing.assert_allclose(parts, parts.mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["closed_form", "slsqp"])

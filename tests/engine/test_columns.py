@@ -94,7 +94,7 @@ def derivatives(model, variables, images, valid):
 
 
 @pytest.mark.parametrize(
-    "name", ["ResNet", "DigitCNN", pytest.param("bottleneck", marks=pytest.mark.slow)]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "ResNet")) for n in NETWORKS]
 )
 def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""

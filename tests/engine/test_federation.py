@@ -12,12 +12,13 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedavgm, fedbn, fedprox, singleset
 
 SIZES = (9, 4, 6)
+PLAIN = fed.once(fedavg, fed.PlainNet(), fed.SGD)
 
 
 def test_one_step_of_fedavg_is_a_step_on_the_pooled_gradient(x64):
     batches = fed.batches_of((4, 3, 2), batch=4)
     variables = fed.in_float64(fed.variables_of(fed.PlainNet()))
-    state, metrics = fed.run_rounds(fed.once(fedavg, fed.PlainNet(), fed.SGD), variables, batches)
+    state, metrics = fed.run_rounds(PLAIN, variables, batches)
     # Softmax regression in NumPy: the gradient of the mean cross entropy over all valid samples.
     valid = np.asarray(batches["valid"]).ravel()
     x = np.asarray(batches["image"]).reshape(-1, fed.FEATURES)[valid]
@@ -54,11 +55,7 @@ def test_a_step_of_the_server_that_is_not_finite_is_reported_and_not_taken():
     assert not metrics["server_finite"]
     assert metrics["finite"].all()
     fed.assert_equal((state.shared, state.server), (before.shared, before.server))
-    assert bool(
-        fed.run_rounds(fed.once(fedavg, fed.PlainNet(), fed.SGD), variables, batches)[1][
-            "server_finite"
-        ]
-    )
+    assert fed.run_rounds(PLAIN, variables, batches)[1]["server_finite"]
 
 
 def test_the_state_is_donated_and_the_callers_variables_are_not():
@@ -91,9 +88,8 @@ def test_a_round_is_reproducible_and_keys_differ_between_rounds_and_clients():
         state, metrics = method.round(state, same, jax.random.key(5))
         losses += metrics["loss"].tolist()
     assert len(set(losses)) == 4  # the weights never move: only dropout differs
-    _, metrics = fed.run_rounds(
-        method, fed.variables_of(fed.DropoutNet()), same, 2, jax.random.key(5)
-    )
+    start = fed.variables_of(fed.DropoutNet())
+    _, metrics = fed.run_rounds(method, start, same, 2, jax.random.key(5))
     assert metrics["loss"].tolist() == losses[2:]
 
 
@@ -107,11 +103,8 @@ def test_fedprox_step_has_the_closed_form(x64):
         state, _ = fed.run_rounds(method, variables, batches)
         return np.asarray(state.shared["params"]["dense"]["bias"])
 
-    avg, prox = (
-        fed.once(fedavg, fed.PlainNet(), fed.SGD),
-        fed.once(fedprox, fed.PlainNet(), fed.SGD, mu=0.5),
-    )
-    first, second = bias(avg, one), bias(avg, batches)
+    prox = fed.once(fedprox, fed.PlainNet(), fed.SGD, mu=0.5)
+    first, second = bias(PLAIN, one), bias(PLAIN, batches)
     # The first step starts at the received model; the second adds -lr * mu * (w - w_received).
     np.testing.assert_allclose(bias(prox, one), first, rtol=1e-12)
     np.testing.assert_allclose(
@@ -124,12 +117,8 @@ def test_fedbn_averages_all_but_what_stands_under_a_batch_norms_name(x64, make, 
     """Algorithm 1 by hand: clients trained alone, then NumPy's weighted mean of dense layers."""
     variables, batches = fed.in_float64(fed.variables_of(fed.OneNorm())), fed.batches_of(SIZES)
     state, _ = fed.run_rounds(fed.once(make, fed.OneNorm(), fed.SGD), variables, batches)
-    alone = [
-        fed.run_rounds(
-            fed.once(fedavg, fed.OneNorm(), fed.SGD), variables, fed.client(batches, [k])
-        )[0]
-        for k in range(3)
-    ]
+    plain = fed.once(fedavg, fed.OneNorm(), fed.SGD)
+    alone = [fed.run_rounds(plain, variables, fed.client(batches, [k]))[0] for k in range(3)]
     for path, leaf in jax.tree.leaves_with_path(client_variables(state)):
         _, layer, name = (entry.key for entry in path)
         trained = []
@@ -145,11 +134,11 @@ def test_the_optimizer_starts_afresh_unless_it_is_kept():
     variables, batches = fed.variables_of(fed.PlainNet()), fed.batches_of((8,))
     twice = jax.tree.map(lambda x: np.concatenate([x, x], 1), batches)
     adam = optax.adam(0.01)
-    kept, _ = fed.run_rounds(
-        fed.once(fedavg, fed.PlainNet(), adam, keep_optimizer=True), variables, batches, 2
-    )
-    fresh, _ = fed.run_rounds(fed.once(fedavg, fed.PlainNet(), adam), variables, batches, rounds=2)
-    straight, _ = fed.run_rounds(fed.once(fedavg, fed.PlainNet(), adam), variables, twice)
+    keeping = fed.once(fedavg, fed.PlainNet(), adam, keep_optimizer=True)
+    method = fed.once(fedavg, fed.PlainNet(), adam)
+    kept, _ = fed.run_rounds(keeping, variables, batches, 2)
+    fresh, _ = fed.run_rounds(method, variables, batches, 2)
+    straight, _ = fed.run_rounds(method, variables, twice)
     fed.assert_close(kept.shared, straight.shared)
     fresh, straight = jax.device_get((fresh.shared, straight.shared))
     difference = jax.tree.map(lambda a, b: float(abs(a - b).max()), fresh, straight)
@@ -158,11 +147,8 @@ def test_the_optimizer_starts_afresh_unless_it_is_kept():
 
 def test_risk_is_the_loss_of_the_last_local_epoch():
     batches = fed.batches_of(SIZES, epochs=2)
-    _, metrics = fed.run_rounds(
-        fed.once(fedavg, fed.PlainNet(), fed.SGD, local_epochs=2),
-        fed.variables_of(fed.PlainNet()),
-        batches,
-    )
+    method = fed.once(fedavg, fed.PlainNet(), fed.SGD, local_epochs=2)
+    _, metrics = fed.run_rounds(method, fed.variables_of(fed.PlainNet()), batches)
     steps = np.asarray(batches["valid"]).sum(2)[:, 3:]
     expected = (np.asarray(metrics["step_loss"])[:, 3:] * steps).sum(1) / steps.sum(1)
     np.testing.assert_allclose(metrics["risk"], expected, rtol=1e-6)

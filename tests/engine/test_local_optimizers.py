@@ -15,13 +15,9 @@ from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import local_optimizer
 from fedjax_bn.sharing import nothing
 
-KEY, NET, SIZES = jax.random.key(1), fed.OneNorm(), (9, 4, 6)
+KEY, NET, SIZES = fed.KEY, fed.OneNorm(), (9, 4, 6)
+START = fed.variables_of(NET)
 DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025
-
-
-def started(method, clients):
-    """The state before the first round, by one program."""
-    return jax.jit(method.init, static_argnums=2)(KEY, fed.variables_of(NET), clients)
 
 
 @pytest.mark.slow
@@ -30,7 +26,7 @@ def test_a_rate_of_the_round_is_that_of_methods_built_for_each_round(make):
     """The methods built by hand have a plain rate each, that of the first round and the second."""
     method = make(NET, by_round(lambda round: optax.sgd(DECAY(round), momentum=0.9)))
     batches = fed.batches_of(SIZES)
-    state, expected = started(method, 3), started(method, 3)
+    state, expected = fed.begun(method, KEY, START, 3), fed.begun(method, KEY, START, 3)
     for rate in (0.1, 0.05):
         state, _ = method.round(state, batches, KEY)
         expected, _ = make(NET, optax.sgd(rate, momentum=0.9)).round(expected, batches, KEY)
@@ -45,10 +41,10 @@ def test_a_rate_of_the_round_and_of_the_step_in_it_is_optaxs_over_all_steps():
     rate = optax.cosine_decay_schedule(0.1, 9)
     optimizer = by_round(lambda round: optax.sgd(lambda step: rate(3 * round + step)))
     batches = jax.tree.map(lambda leaf: leaf[:1], fed.batches_of((12, 12)))
-    ours, _ = fed.run_rounds(fedavg(NET, optimizer), fed.variables_of(NET), batches, rounds=3)
+    ours, _ = fed.run_rounds(fedavg(NET, optimizer), START, batches, rounds=3)
     thrice = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3, 1), batches)
     plain = fedavg(NET, by_round(lambda round: optax.sgd(rate)))
-    expected, _ = fed.run_rounds(plain, fed.variables_of(NET), thrice)
+    expected, _ = fed.run_rounds(plain, START, thrice)
     fed.assert_close(ours.shared, expected.shared, rtol=1e-5, atol=1e-6)
 
 
@@ -69,8 +65,8 @@ AFRESH = {
 @pytest.mark.parametrize("name", AFRESH)
 def test_what_starts_again_every_round_is_refused_unless_clients_keep_it(name):
     with pytest.raises(ValueError, match="keep_optimizer"):
-        fedavg(NET, AFRESH[name]).init(KEY, fed.variables_of(NET), 3)
-    fedavg(NET, AFRESH[name], keep_optimizer=True).init(KEY, fed.variables_of(NET), 3)
+        fedavg(NET, AFRESH[name]).init(KEY, START, 3)
+    fedavg(NET, AFRESH[name], keep_optimizer=True).init(KEY, START, 3)
 
 
 TRAINING = [
@@ -124,19 +120,17 @@ def by_client(state):
 
 def test_masks_and_labels_over_parameters_are_those_over_collections():
     """The three forms give one program, which trains what the labels let it train."""
-    params = fed.variables_of(NET)["params"]
+    params = START["params"]
     one = sorted(params)[:1]
     by_module = {module: "sgd" if module in one else "stays" for module in params}
     mask = {module: dict.fromkeys(params[module], label) for module, label in by_module.items()}
     by_label = {"sgd": optax.sgd(0.1, 0.9), "stays": optax.set_to_zero()}
     forms = (mask, {"params": mask}, lambda params: by_module)
     made = [fednova(NET, optax.multi_transform(by_label, labels)) for labels in forms]
-    given = started(made[0], 3), fed.batches_of(SIZES), KEY
+    given = fed.begun(made[0], KEY, START, 3), fed.batches_of(SIZES), KEY
     programs = {method.round.lower(*given).as_text() for method in made}
     assert len(programs) == 1
-    found = fed.run_rounds(made[0], fed.variables_of(NET), fed.batches_of(SIZES), rounds=2)[
-        0
-    ].shared
+    found = fed.run_rounds(made[0], START, fed.batches_of(SIZES), rounds=2)[0].shared
     for module, leaves in found["params"].items():
         # The mean of equal leaves may round.
         same = [np.allclose(a, params[module][name], 1e-6) for name, a in leaves.items()]
@@ -153,7 +147,7 @@ def test_masks_and_labels_over_parameters_are_those_over_collections():
 )
 def test_an_optimizer_that_no_local_step_serves_is_refused(optimizer):
     with pytest.raises(ValueError, match=r"local optimizer|optimizer=0"):
-        fedavg(NET, optimizer).init(KEY, fed.variables_of(NET), 3)
+        fedavg(NET, optimizer).init(KEY, START, 3)
 
 
 def test_methods_that_wrap_the_optimizer_pass_the_round_on():
@@ -161,7 +155,7 @@ def test_methods_that_wrap_the_optimizer_pass_the_round_on():
     optimizer = by_round(lambda round: optax.sgd(jnp.where(round < 1, 0.1, 0.0)))
     clipped = optax.chain(optax.adaptive_grad_clip(0.1), keep_gates(optimizer))
     method, batches = fedsam(NET, clipped, variates=True), fed.batches_of(SIZES)
-    state, _ = fed.run_rounds(method, fed.variables_of(NET), batches)
+    state, _ = fed.run_rounds(method, START, batches)
     after_first = jax.device_get(state.shared["params"])
     state, _ = method.round(state, batches, KEY)
     fed.assert_close(state.shared["params"], after_first, rtol=1e-6)

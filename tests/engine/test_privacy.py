@@ -17,15 +17,14 @@ import runs
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.contrib import harmofl
 from fedjax_bn.engine.privacy import clipped, epsilon, gaussian, with_noise
-from fedjax_bn.federation import broadcast_of, own_of, with_own
 from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
 from fedjax_bn.run import serve, train
 from fedjax_bn.sharing import all_but_batch_norm
 
 MODEL, SGD = fed.OneNorm(), optax.sgd(0.1)
 SIZES = (6, 9, 4)
-KEY = jax.random.key(1)
-own_of, with_own = jax.jit(own_of), jax.jit(with_own)  # not a program for each leaf and client
+KEY = fed.KEY
+CLIP, NOISE = 0.05, 0.8
 
 
 def norm_of(tree):
@@ -75,42 +74,35 @@ def test_without_noise_and_clip_the_bits_are_the_methods():
 
 def by_hand(method, variables, batches):
     """The state after a round and the uploads, client by client, as a deployment makes them."""
-    state, uploads = fed.begun(method, KEY, variables, len(SIZES)), []
-    sent = broadcast_of(state)
-    for k in range(len(SIZES)):
-        mine = fed.client(batches, k) | {"client": jnp.int32(k)}
-        own, upload = method.client(sent, own_of(state, k), mine, KEY)
-        state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
-    return method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads)), uploads
+    state, uploads = fed.one_by_one(method, fed.begun(method, KEY, variables, 3), batches)
+    return method.server(state, fed.stacked(uploads)), uploads
 
 
 def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     """One sits out: the noise is that of the sum, divided by those who count."""
     variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
     batches["participates"] = jnp.array([True, False, True])
-    clip, noise = 0.05, 0.8
-    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
+    method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, seed=7))
     start = fed.begun(method, KEY, variables, 3).shared
     state, _ = fed.run_rounds(method, variables, batches, 1)
     ours, uploads = by_hand(method, variables, batches)
     fed.assert_close(ours, state, 1e-12, 1e-12)
     counting = [uploads[0].shared, uploads[2].shared]
     lengths = [norm_of(differences(shared, start)) for shared in counting]
-    np.testing.assert_allclose(lengths, clip)
+    np.testing.assert_allclose(lengths, CLIP)
     mean = jax.tree.map(lambda one, other: (one + other) / 2, *counting)
-    noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), clip * noise / 2)
+    noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), CLIP * NOISE / 2)
     fed.assert_close(ours.shared, noisy, 1e-12, 1e-12)
-    assert norm_of(differences(ours.shared, mean)) > clip / 10
+    assert norm_of(differences(ours.shared, mean)) > CLIP / 10
 
 
 def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64):
     variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of(SIZES)
-    clip, noise = 0.05, 0.8
-    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
+    method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, at="client", seed=7))
     start = fed.begun(method, KEY, variables, 3).shared
     ours, uploads = by_hand(method, variables, batches)
     changes = [differences(upload.shared, start) for upload in uploads]
-    expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
+    expected = CLIP * NOISE * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
     for one, other in itertools.pairwise(changes):
         assert norm_of(one) == pytest.approx(expected, rel=0.5)
         assert norm_of(differences(one, other)) > expected
@@ -148,7 +140,6 @@ def delta_of(eps, deviation):
 
 
 KINDS = ("present", "absent", "empty", "failed")
-CLIP, NOISE = 0.05, 0.8
 
 
 @functools.cache
@@ -156,12 +147,7 @@ def noised():
     """FedBN with noise, its start, and the uploads of four clients that all take part."""
     method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, seed=7))
     variables, batches = fed.in_float64(fed.variables_of(MODEL)), fed.batches_of((6, 9, 4, 5))
-    state = fed.begun(method, KEY, variables, 4)
-    uploads = []
-    for k in range(4):
-        mine = fed.client(batches, k) | {"client": jnp.int32(k)}
-        _, upload = method.client(broadcast_of(state), own_of(state, k), mine, KEY)
-        uploads.append(jax.device_get(upload))
+    _, uploads = fed.one_by_one(method, fed.begun(method, KEY, variables, 4), batches)
     return method, variables, batches, uploads
 
 
@@ -191,7 +177,7 @@ def ways_of(kinds):
     for upload in sent:
         running = method.adding.add(running, upload)
     yield method.adding.end(start, running)[0]
-    yield method.server(start, jax.tree.map(lambda *rows: np.stack(rows), *sent))
+    yield method.server(start, fed.stacked(sent))
     yield method.round(start, batches | given, KEY)[0]
 
 

@@ -11,7 +11,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 from collectives import collectives
-from federations import assert_close
+from federations import assert_close, one_by_one, stacked
 from fedjax_bn.aggregation import (
     coordinate_median,
     geometric_median,
@@ -21,7 +21,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.federation import broadcast_of, federate, global_variables, own_of, take_rows
+from fedjax_bn.federation import federate, global_variables, take_rows
 from fedjax_bn.sharing import all_but_statistics
 
 KEY, SHAPE = jax.random.key(0), (3, 2)
@@ -216,11 +216,7 @@ def test_devices_a_deployment_and_a_cohort_give_the_numbers_of_one_round(rule):
 
     method = federate(echo(), share=all_but_statistics, weigh=weigh)
     state = method.init(KEY, VARIABLES, 6)
-    uploads = []
-    for k in range(6):
-        client = jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.int32(k)}
-        uploads.append(method.client(broadcast_of(state), own_of(state, k), client, KEY)[1])
-    after = method.server(state, jax.tree.map(lambda *x: jnp.stack(x), *uploads))
+    after = method.server(state, stacked(one_by_one(method, state, batches, KEY)[1]))
     assert_close(after.shared, alone.shared, rtol=1e-6)
     np.testing.assert_allclose(after.weights, metrics["weights"], rtol=1e-6)
 
@@ -236,9 +232,9 @@ def test_on_a_mesh_a_rule_has_two_reductions_of_which_the_first_holds_all_upload
     method = federate(echo(), share=all_but_statistics, weigh=krum(malicious=1), mesh=mesh)
     state = method.init(KEY, VARIABLES, 8)
     program = method.round.lower(state, said(8), KEY).compile()
-    found = collectives(program.as_text(), devices=2)
-    assert [one.kind for one in found] == ["all-reduce"] * 2
-    small, large = sorted(one.numbers for one in found)
+    kinds, numbers = zip(*collectives(program.as_text()), strict=True)
+    assert kinds == ("all-reduce",) * 2
+    small, large = sorted(numbers)
     assert large >= 8 * 6 > small - 8 * 8
 
 

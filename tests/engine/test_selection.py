@@ -117,28 +117,18 @@ def test_validation_score_is_the_share_of_right_answers_with_running_statistics(
         np.testing.assert_allclose(ours, 100 * right.mean(), rtol=1e-6)
 
 
-def federation(make, clients="map", every=2, **options):
-    """One round of three clients whose batches have validation samples."""
-    model = federations.OneNorm()
-    validation = validation_batches(splits_of([7, 3, 5]), batch_size=4)
-    if every:
-        options["train"] = best_of_round(validation_score(model, standardize()), every)
-    method = make(model, optax.sgd(0.5), clients=clients, **options)
-    batches = federations.batches_of([20, 12, 16]) | {"validation": validation}
-    init = jax.jit(method.init, static_argnums=2)
-    state = init(jax.random.key(0), federations.variables_of(model), 3)
-    return method.round(state, batches, jax.random.key(1)), validation
-
-
 def test_scaffold_divides_by_the_steps_behind_what_is_uploaded():
     """With the state after one step chosen, x - c lr is what the server averages, whatever S is."""
-    first = lambda variables, received: jnp.zeros(())  # noqa: E731
-    (state, _), _ = federation(scaffold, every=0, train=best_of_round(first, 1), weigh=uniform)
-    start = federations.variables_of(federations.OneNorm())["params"]
-    shared = state.shared["params"]
-    moved = jax.tree.map(lambda x, y: (np.asarray(x) - y) / np.float32(0.5), start, shared)
-    ours = jax.tree.leaves(state.server.sent)
-    federations.assert_close(ours, jax.tree.leaves(moved), 1e-3, 1e-5)
+    model, sizes = federations.OneNorm(), [20, 12, 16]
+    train = best_of_round(lambda variables, received: jnp.zeros(()), 1)
+    method = scaffold(model, optax.sgd(0.5), clients="map", train=train, weigh=uniform)
+    validation = {"validation": validation_batches(splits_of([7, 3, 5]), batch_size=4)}
+    batches, start = federations.batches_of(sizes) | validation, federations.variables_of(model)
+    state, _ = federations.run_rounds(method, start, batches)
+    moved = jax.tree.map(
+        lambda x, y: (np.asarray(x) - y) / np.float32(0.5), start["params"], state.shared["params"]
+    )
+    federations.assert_close(state.server.sent, moved, 1e-3, 1e-5)
 
 
 def test_selection_needs_validation_samples(monkeypatch):

@@ -1,13 +1,15 @@
-"""What may import what, over the syntax of every file; a module that a string names counts too."""
+"""Over the syntax of every file: what imports what, nobody's private names, constants of keys."""
 
 import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import fedjax_bn
+from fedjax_bn.engine import keys
 
 ROOT = Path(fedjax_bn.__file__).parent
 ROUND = "arguments sharing engine task state local_step client aggregation"
@@ -108,3 +110,49 @@ def test_the_core_needs_five_packages_and_its_ground_no_flax():
     assert not {path: found for path, found in foreign.items() if found}
     flax = [path for path, tree in TREES.items() if "flax" in at_import(tree)]
     assert not [path for path in flax if room_of(path) in WITHOUT_FLAX]
+
+
+def private(dotted: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
+
+
+def reached_into(tree: ast.AST) -> set[str]:
+    """Private modules, names and attributes of other packages that a module uses."""
+    nodes, foreign = list(ast.walk(tree)), {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [(alias.asname or alias.name.split(".")[0], alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [(a.asname or a.name, f"{node.module}.{a.name}") for a in node.names]
+        else:
+            continue
+        foreign |= {name: of for name, of in names if of.split(".")[0] != "fedjax_bn"}
+    reached = {of for of in foreign.values() if private(of)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            root, _, attributes = ast.unparse(node).partition(".")
+            if root in foreign and private(attributes):
+                reached.add(f"{root}.{attributes}")
+    return reached - {"os._exit"}  # documented
+
+
+def test_no_module_reaches_into_another_package():
+    assert reached_into(ast.parse("import pickle\nclass A(pickle._Unpickler): ..."))
+    assert not {str(path): names for path, tree in TREES.items() if (names := reached_into(tree))}
+
+
+def calls(name: str) -> list[ast.Call]:
+    """All calls of functions of this name."""
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    made = [node for node in nodes if isinstance(node, ast.Call)]
+    return [call for call in made if ast.unparse(call.func).split(".")[-1] == name]
+
+
+def test_keys_are_folded_with_constants_of_the_table_alone_each_used_once():
+    for call in calls("fold_in"):
+        number = call.args[1]
+        assert not isinstance(number, ast.Constant | ast.BinOp), ast.unparse(call)
+        assert not ast.unparse(number).isupper(), ast.unparse(call)
+    named = [call.args[1] for call in calls("stream") if len(call.args) == 2]
+    used = Counter(name.value for name in named if isinstance(name, ast.Constant))
+    assert used == Counter(list(keys.STREAMS))

@@ -56,9 +56,9 @@ for room in sys.argv[2:]:
 
 import jax, numpy as np, optax
 from fedjax_bn.methods import fedbn
-from fedjax_bn.models import SmallCNN
+from fedjax_bn.models import MLP
 
-model = SmallCNN(num_classes=2, widths=(4, 4, 4))
+model = MLP(num_classes=2, hidden=(4,))
 batches = {
     "image": np.random.default_rng(0).integers(0, 256, (2, 1, 4, 8, 8, 3), np.uint8),
     "label": np.arange(8, dtype=np.int32).reshape(2, 1, 4) % 2,

@@ -71,9 +71,29 @@ def test_shellcheck_finds_nothing(script):
 # local.sh
 
 
+JOINED = """
+import os, signal, sys, time
+import jax, numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from fedjax_bn.training.together import join
+
+join("--distributed" in sys.argv, timeout=60)
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # after JAX's own, as a run does
+number = jax.process_index()
+total = process_allgather(np.full(jax.local_device_count(), number + 1, np.int32)).sum()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+except KeyboardInterrupt:
+    print(f"{number} of {jax.process_count()}: {total}, stopped", flush=True)
+"""
+
+
 @pytest.mark.slow
-def test_two_local_processes_meet_add_their_numbers_and_stop_when_they_are_told():
-    result = launch("local.sh", "-n", "2", "-m", "joined", JAX_NUM_CPU_DEVICES="2")
+def test_two_local_processes_meet_add_their_numbers_and_stop_when_they_are_told(tmp_path):
+    (tmp_path / "joined.py").write_text(JOINED)
+    two = ("-n", "2", "-m", "joined")
+    result = launch("local.sh", *two, folder=tmp_path, JAX_NUM_CPU_DEVICES="2")
     assert result.returncode == 0, result.stderr
     # Gloo writes its own lines in pieces, between which ours may come.
     said = re.findall(r"\d of 2: \d+, stopped", result.stdout)

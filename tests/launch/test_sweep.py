@@ -13,6 +13,7 @@ import report
 import sweep
 import unseen
 
+import runs
 from fedjax_bn.run.config import flatten
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
@@ -169,8 +170,8 @@ def test_a_number_says_in_what_its_runs_differ_from_the_plan(tmp_path):
 
 
 def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round(tmp_path):
-    runs = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
-    mean = figures.mean_over(runs, ("loss", "a"))
+    records = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
+    mean = figures.mean_over(records, ("loss", "a"))
     np.testing.assert_array_equal(mean, [3.0, 2.0])
     fabricate(tmp_path, "x/0", {"a": 1.0, "b": 2.0})
     for keys in (("loss", "a"), ("loss",)):
@@ -187,10 +188,8 @@ def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(
         *(("a", "one", 80.0, 10.0), ("a", "two", 70.0, 99.0)),
         *(("b", "one", 60.0, 99.0), ("b", "two", 61.0, 30.0)),
     ):
-        unseen = {target: {"running": score}}
-        fabricate(
-            tmp_path, f"p/{target}/{name}/0", {"c": 1.0}, unseen=unseen, validation=validation
-        )
+        measured = {"unseen": {target: {"running": score}}, "validation": validation}
+        fabricate(tmp_path, f"p/{target}/{name}/0", {"c": 1.0}, **measured)
     done = {run.name: report.read_results(tmp_path, run) for run in table.runs}
     assert [report.measured(cell, done)[0] for cell in table.rows["best"]] == [10, 30, 20]
     assert "best: by validation p/a/one, p/b/two." in report.notes(table, done, {})
@@ -207,8 +206,8 @@ def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
         clients = dict(zip(("mnist", "svhn", "other"), counts, strict=True))
         facts = {name: {"train": {"samples": count}} for name, count in clients.items()}
         (folder / "data.json").write_text(json.dumps({"clients": facts}))
-    runs = {run.name: run for run in RUNS}
-    assert report.differences(tmp_path, runs["digits/data100/fedavg/0"]) == ()
+    (averaged,) = (run for run in RUNS if run.name == "digits/data100/fedavg/0")
+    assert report.differences(tmp_path, averaged) == ()
     give("report", "--workdir", str(tmp_path))
     text = (tmp_path / "report.md").read_text()
     said = "[1] training samples of a client: svhn 743 (planned: 7438)"
@@ -239,3 +238,54 @@ def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path
     ours = report.measured(cell, done)
     assert ours == pytest.approx((np.mean(means), np.std(means, ddof=1)))
     assert (tmp_path / "figures" / "digits-bars.png").exists()
+
+
+CONFIG = """
+from fedjax_bn.run.config import base, override
+
+def get_config(changes=""):
+    config = base()
+    config.model = "MLP"
+    config.rounds = 2
+    config.batch_size = 4
+    config.eval_every = 2
+    config.data.name = "tiny"
+    return override(config, changes)
+"""
+INSIDE = plan.Evaluation("inside", {}, ("--internal",))
+
+
+@pytest.mark.slow
+def test_the_report_holds_what_runs_and_their_tests_measured(tmp_path, monkeypatch):
+    """Of a sweep of one method, whose commands run in this process, with other rounds."""
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    left_out, needs = plan.left_out({"D": "dog"}), {"data.path": "tiny"}
+    protocol = plan.Protocol("tiny", str(tmp_path / "tiny.py"), left_out, 1, needs, {})
+    training = plan.Training("fedbn", {"method": "fedbn"}, (INSIDE,))
+    outside = {"FedBN": plan.Row((training,))}
+    inside = {"own": plan.Row((training,), plan.OWN, test=INSIDE.name)}
+    clients = {"A": plan.Column(("dog",), "ant"), "mean": plan.Column(("dog",), plan.MEAN)}
+    within = protocol._replace(columns=clients)
+    tables = (
+        plan.table("outside", "Table 1: outside", protocol, outside),
+        plan.table("inside", "Table 2: inside", within, inside),
+    )
+    tiny = plan.Sweep("tiny", "Tiny", tables)
+
+    def call(processes, command, **options):
+        assert command[1:3] == ["-m", "fedjax_bn.main"]
+        return runs.command(*command[3:])
+
+    runs.install(monkeypatch)
+    monkeypatch.setattr(execute.Processes, "call", call)
+    arguments = ["--workdir", str(tmp_path / "runs"), "--data.tiny=none"]
+    assert sweep.main(tiny, [*arguments, "--config.rounds=3"]) == 0
+    assert sweep.main(tiny, ["report", *arguments]) == 0
+    results = report.read_results(tmp_path / "runs", tiny.runs[0])
+    outside = results["summary"]["accuracy"]["unseen"]["dog"]["running"]
+    own = results["inside"]["internal"]["own"]
+    text = (tmp_path / "runs" / "report.md").read_text()
+    assert f"| FedBN | measured, 1 of 1 runs | {outside:.2f} [1] |" in text
+    assert f"| own | measured, 1 of 1 runs | {own['ant']:.2f} [1] | {own['mean']:.2f} [1] |" in text
+    assert text.count("Differs from the plan: [1] rounds is 3 (planned: 2).") == 2
+    assert "[b]" not in text

@@ -1,15 +1,17 @@
-"""The table of attacks: what attackers upload, and who counts as honest."""
+"""The tables of attacks and of adaptations on streams: what is uploaded and passes, and cells."""
 
 import json
+from types import SimpleNamespace
 
 import attacks
 import jax
 import numpy as np
 import plan
 import pytest
+import streams
 
-from federations import SGD, OneNorm, batches_of, client, variables_of
-from fedjax_bn.federation import broadcast_of, own_of
+from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
+from fedjax_bn.data.domain import Domain, Split
 
 KEY = jax.random.key(2)
 
@@ -18,15 +20,14 @@ def uploads(kind, count):
     """What clients 0 and 1 upload in the first round, minus what they received."""
     method = attacks.attacked(OneNorm(), SGD, kind=kind, count=count)
     state = method.init(KEY, variables_of(OneNorm()), 8)
-    batches = batches_of((4,) * 8)
-    found = []
-    for k in (0, 1):
-        own, upload = method.client(
-            broadcast_of(state), own_of(state, k), client(batches, k) | {"client": np.int32(k)}, KEY
+    after, (first, second, *_) = one_by_one(method, state, batches_of((4,) * 8), KEY)
+    return [
+        (
+            jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"]),
+            client(after.personal, k),
         )
-        sent = jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"])
-        found.append((sent, own.personal))
-    return found
+        for k, upload in enumerate((first, second))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ def test_every_run_has_a_valid_configuration():
     for rule in attacks.RULES:
         changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
         assert plan.configuration("configs/quickstart.py", changes).weigh == rule
+    for setting in streams.SETTINGS.values():
+        plan.configuration(setting.config, setting.changes)
 
 
 def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):
@@ -65,3 +68,14 @@ def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch
     assert rows[0] == f"| krum:malicious=2 | {means} |"
     assert rows[1] == f"| krum:malicious=2 | {' | '.join(('15.0', '30.0') * 4)} |"
     assert rows[3] == f"| krum:malicious=2 | {' | '.join(('15.0',) * 8)} |"
+
+
+def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
+    labels = np.arange(400, dtype=np.int32) % 7
+    split = Split(np.full((400, 4, 4, 3), labels[:, None, None, None], np.uint8), labels)
+    experiment = SimpleNamespace(unseen=(Domain("new", None, None, split),))
+    random, by_class = streams.streams(experiment, 0).values()
+    assert len(random.labels) == streams.LENGTH
+    np.testing.assert_array_equal(np.sort(random.labels), by_class.labels)
+    assert (np.diff(random.labels) < 0).any()
+    np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)

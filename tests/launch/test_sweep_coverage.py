@@ -48,12 +48,6 @@ def test_every_published_number_has_a_command_or_a_reason(capsys):
             "evaluations/inside.json: internal.zero_shot_adapter.LabelMe",
         ),
         (
-            ("TsmoBN", "E.11", "CIFAR-10-C (severity 1), four extra corruptions",
-             "trained with blur left out", "FedNova+TsmoBN", "spatter"),
-            ("image_size=256", "target=blur", "method=fednova", "evaluate", "target=extra"),
-            "evaluations/extra.json: unseen.spatter.tsmobn",
-        ),
-        (
             ("FedBN", "13", "Digits-Five", "B=50, E=16", "FedAvg", "USPS"),
             ("batch_size=50", "local_epochs=16", "rounds=19", "method=fedavg"),
             "summary.json: accuracy.internal.usps",

@@ -1,5 +1,6 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import unifed_small
 import unseen
 import vessels
 from ml_collections import ConfigDict
+from test_sweep import fabricate, section
 
-from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, TYPES
+from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, INTERNAL, TYPES
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
@@ -71,7 +73,6 @@ def test_every_command_is_a_configuration_that_the_program_accepts(one):
         method_maker(config)
 
 
-FORMS = ("with SynthDigits", "with fonts")
 ORIGINALS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
 IN_FORM = {
     "with SynthDigits": ORIGINALS,
@@ -79,22 +80,13 @@ IN_FORM = {
 }
 
 
-@pytest.fixture(scope="module")
-def forms(tmp_path_factory) -> dict[str, Path]:
-    """The digits in each form that they come in, without a pixel."""
-    place, found = tmp_path_factory.mktemp("forms"), {}
-    for form in FORMS:
-        found[form] = place / f"{form}.npz"
-        nothing = np.zeros(0, np.uint8)
-        np.savez(found[form], **{f"{n}__train_images": nothing for n in IN_FORM[form]})
-    return found
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, forms):
+@pytest.mark.parametrize("form", IN_FORM)
+def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, tmp_path):
+    names, nothing = IN_FORM[form], np.zeros(0, np.uint8)
+    np.savez(tmp_path / "digits.npz", **{f"{name}__train_images": nothing for name in names})
     known = {
         **{name: {*about.domains} for name, about in IMAGE_FOLDERS.items()},
-        "digits": set(IN_FORM[form]),
+        "digits": set(names),
         "digits_morpho": {*ORIGINALS, "morpho_global", "morpho_local"},
         "cifar10_c": {*CORRUPTIONS, *TYPES, "extra"},
         "camelyon17": {f"hospital{n}" for n in range(1, 6)},
@@ -105,7 +97,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
     }
     for run in (run for one in ALL for run in one.runs):
         if run.changes.get("target"):
-            data = dict.fromkeys(run.needs.values(), str(forms[form]))
+            data = dict.fromkeys(run.needs.values(), f"{tmp_path}/digits.npz")
             command = sweep.train_command(run, Path("runs"), data)
             (target,) = (a.partition("=")[2] for a in command if a.startswith("--config.target="))
             name = run.changes.get("data.name", config_file(run.config).data.name)
@@ -180,3 +172,27 @@ def test_the_share_that_groups_explain_is_between_none_and_all():
     np.testing.assert_allclose(shares[[0, 3]], [1, 0])
     assert shares[1] < 0.05
     assert abs(shares[2] - 0.5) < 0.1
+
+
+def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
+    losses = dict.fromkeys(INTERNAL, 50.0)
+    for folder in ("averaged", "own"):
+        fabricate(tmp_path, f"internal/moon/{folder}/0", losses | {"fog": 60.0})
+    fabricate(tmp_path, "internal/fedavg/own/0", losses)
+    unseen = {name: {"running": 40.0, "tsmobn": 70.0} for name in TYPES["noise"]}
+    fabricate(tmp_path, "external/noise/moon/averaged/0", {"fog": 1.0}, unseen=unseen)
+    statistics = unifed.ABLATIONS.changes["adaptations"]
+    outside = {text: 40.0 + i for i, text in enumerate((*statistics, "tsmobn"))}
+    unseen = dict.fromkeys(("center1", "center2"), outside)
+    inside = dict.fromkeys(("center0", "center3", "center4"), 90.0)
+    fabricate(tmp_path, "camelyon17/fedavg/averaged/0", inside, unseen=unseen)
+    folder = tmp_path / "camelyon17/fedavg/averaged/0/evaluations"
+    folder.mkdir()
+    (folder / "ablations.json").write_text(json.dumps({"unseen": unseen, "internal": {}}))
+    assert sweep.main(unifed.SWEEP, ["report", "--workdir", str(tmp_path)]) == 0
+    row = "| MOON | measured, 1 of 3 runs | 50.00 | 50.00 | 50.00 |"
+    assert row in section(tmp_path, "Table 2")
+    row = "| MOON+client-specific BN | measured, 1 of 12 runs | 70.00 | 70.00 | 70.00 | - |"
+    assert row in section(tmp_path, "Table 3")
+    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"fig3", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c"}

@@ -79,10 +79,7 @@ def bce(logit, target):
 
 
 def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, scaled=True):
-    """The loss of section-by-section formulas, one box at a time, in NumPy's float64.
-
-    `held` are the outputs of which what has no gradient is taken.
-    """
+    """The loss one box at a time in float64; `held` gives what has no gradient."""
     held, images = outs if held is None else held, np.flatnonzero(valid)
     classes = outs[0].shape[-1] - 5
     box_sum = object_sum = class_sum = 0.0
@@ -142,9 +139,7 @@ class Detector(nn.Module):
 
 
 def detector_batches(clients=2, steps=2, size=3, seed=0):
-    """Images with boxes that they show, bright by class; the last image of the last client is
-    padding, and one has no box.
-    """
+    """Images with boxes that they show, bright by class; the last one is padding, one has none."""
     rng = np.random.default_rng(seed)
     lead = (clients, steps, size)
     image = rng.normal(0, 0.1, (*lead, 32, 32, 3))

@@ -13,25 +13,24 @@ class DoubleNet(nn.Module):
 
     num_classes: int = 3
 
+    def parts(self, x):
+        return x.reshape(-1, 3, 2)
+
     @nn.compact
     def __call__(self, x):
-        x = x.astype(jnp.float64).reshape(-1, 3, 2)
-        x = nn.Dense(4, param_dtype=jnp.float64, name="in")(x)
-        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x)).mean(1)
+        x = nn.Dense(4, param_dtype=jnp.float64, name="in")(self.parts(x.astype(jnp.float64)))
+        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x))
+        x = x.mean(1) if x.ndim == 3 else x
         return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
 
 
-class DoubleImageNet(nn.Module):
-    """A batch norm over vectors and two dense layers, for images of any size."""
+class DoubleImageNet(DoubleNet):
+    """The same over vectors, for images of any size."""
 
     num_classes: int = 10
 
-    @nn.compact
-    def __call__(self, x):
-        x = x.astype(jnp.float64).reshape(len(x), -1)
-        x = nn.Dense(4, param_dtype=jnp.float64, name="in")(x)
-        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x))
-        return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
+    def parts(self, x):
+        return x.reshape(len(x), -1)
 
 
 class DoublePixels(nn.Module):

@@ -13,6 +13,7 @@ from fedjax_bn.aggregation import by_size
 from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
+KEY = jax.random.key(1)
 SGD = optax.sgd(0.1)  # one object, by which `once` finds a method that another file has compiled
 NEED_MAPS = ("feddg", "fedfa", "fedrdn", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
 # What a user has to name: it says what a client shows of its data.
@@ -56,10 +57,7 @@ class DropoutNet(nn.Module):
 
 
 class MapNet(nn.Module):
-    """A batch norm that sees a map of two channels, dropout, and a classifier; no more leaves.
-
-    Nearly all the time of tests is compilation, and every leaf has kernels of its own.
-    """
+    """A batch norm over maps, dropout, a classifier: every leaf has kernels to be compiled."""
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -144,9 +142,8 @@ def begun(method, key, variables, num_clients):
     return jax.jit(method.init, static_argnums=2)(key, variables, num_clients)
 
 
-def run_rounds(method, variables, batches, rounds=1, key=None):
+def run_rounds(method, variables, batches, rounds=1, key=KEY):
     """The state and the last metrics after some rounds."""
-    key = jax.random.key(1) if key is None else key
     state = begun(method, key, variables, len(batches["valid"]))
     for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
@@ -166,6 +163,25 @@ def assert_equal(ours, theirs):
 # One program for each form of a state, not one for each leaf.
 client_variables = jax.jit(federation.client_variables)
 global_variables = jax.jit(federation.global_variables)
+
+
+_with_own = jax.jit(federation.with_own)
+
+
+def one_by_one(method, state, batches, key=KEY):
+    """A deployment's clients: the state with what they keep, and their uploads, in NumPy."""
+    state, batches = jax.device_get((state, batches))
+    population = {"population": batches.pop("population")} if "population" in batches else {}
+    sent, after, uploads = federation.broadcast_of(state), state, []
+    for k in range(len(batches["valid"])):
+        rows = client(batches, k) | {"client": np.int32(k)} | population
+        own, upload = method.client(sent, federation.own_of(state, k), rows, key)
+        after, uploads = _with_own(after, k, own), [*uploads, jax.device_get(upload)]
+    return after, uploads
+
+
+def stacked(uploads):
+    return jax.tree.map(lambda *rows: np.stack(rows), *uploads)
 
 
 def client(tree, k):

@@ -19,15 +19,9 @@ def finished(
     tested_on: str = "test",
     **changes: object,
 ) -> Path:
-    """A finished run of two rounds, both of which were evaluated, with the same scores.
+    """A run of two rounds with the same scores in percent, whose folder is `METHOD-SEED`.
 
-    Args:
-      folder: of which the workdir is `METHOD-SEED`, or `changes["name"]`.
-      method, seed, dataset: of the run.
-      tested_on: which samples the scores of internal clients are of.
-      internal: client -> accuracy in percent; their mean is added.
-      unseen: domain -> adaptation -> accuracy in percent.
-      **changes: keys of the configuration, `__` for a dot.
+    `changes` are keys of the configuration, `__` for a dot, and another `name` of the folder.
     """
     place = folder / str(changes.pop("name", f"{method}-{seed}"))
     place.mkdir(parents=True)

@@ -13,13 +13,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid:
-    """What `fedjax_bn.flower.server.serve` asks of a Grid, for nodes that are functions.
+    """What `fedjax_bn.flower.server.serve` asks of a Grid.
 
-    Attributes:
-      nodes: number -> `answer(message) -> message`, None for one that never answers, or the error
-        of Flower for one whose bytes it cannot read.
-      sent: (message, reply) of all that was answered, as they arrived.
-      keys: number -> PEM of the node's public key, where it is not `key_of(number)`.
+    A node is `answer(message) -> message`, None if it never answers, or the error of Flower if its
+    bytes cannot be read. `sent` has (message, reply) of all that was answered.
     """
 
     def __init__(self, nodes):

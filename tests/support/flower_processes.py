@@ -171,10 +171,7 @@ def begin(federation, name: str, command: dict) -> int:
 
 
 def join(federation, name: str, command: dict) -> None:
-    """Starts a SuperNode, and starts it again until the SuperLink accepts it.
-
-    For up to a minute the SuperLink takes a SuperNode that was killed to be online.
-    """
+    """Starts a SuperNode until the SuperLink no longer takes the killed one to be online."""
     log, end = log_of(federation, name), time.monotonic() + LIMIT
     log.touch()
     before = log.read_text().count(JOINED)

@@ -8,10 +8,7 @@ SIDE, CLASSES = 16, ("background", "disc", "cup")
 
 
 def split(count: int, seed: int, shift: int = 0, slices: int = 0) -> Split:
-    """Grey images, brighter by `shift`, with a bright disc and a brighter cup.
-
-    The first rows of the first image have no label. With `slices` so many images are a volume.
-    """
+    """Discs with cups, brighter by `shift`; with `slices` so many images are a volume."""
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:SIDE, :SIDE]
     masks = np.zeros((count, SIDE, SIDE), np.uint8)
@@ -20,7 +17,7 @@ def split(count: int, seed: int, shift: int = 0, slices: int = 0) -> Split:
         far = np.hypot(rows - row, columns - column)
         mask[far < 4.5], mask[far < 2] = 1, 2
     images = 60 + shift + 50 * masks + random.integers(0, 20, masks.shape).astype(np.uint8)
-    masks[0, :2] = 255
+    masks[0, :2] = 255  # without a label
     labels, names = {"mask": masks}, np.array([f"{seed}/{n}.png" for n in range(count)])
     if slices:
         volume = (100 * seed + np.arange(count) // slices).astype(np.int32)
@@ -32,12 +29,7 @@ def split(count: int, seed: int, shift: int = 0, slices: int = 0) -> Split:
 
 def dataset(slices: int = 0) -> Dataset:
     domains = [
-        Domain(
-            name,
-            split(8, 3 * k, 20 * k, slices),
-            split(4, 3 * k + 1, 20 * k, slices),
-            split(6, 3 * k + 2, 20 * k, slices),
-        )
+        Domain(name, *(split(n, 3 * k + i, 20 * k, slices) for i, n in enumerate((8, 4, 6))))
         for k, name in enumerate("abc")
     ]
     return Dataset("discs", 3, tuple(domains), (0.3,) * 3, (0.2,) * 3, CLASSES)

@@ -12,12 +12,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(html.parser.HTMLParser):
-    """The tables of a page as texts, its paragraphs, and its tags."""
+    """The tables of a page as texts, its paragraphs, its tags, and what it says."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
-        self.open, self.text = None, text
+        self.open, self.text, self.said = None, text, ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -43,6 +43,7 @@ class Page(html.parser.HTMLParser):
             self.open = None
 
     def handle_data(self, data):
+        self.said += data
         if self.open == "cell":
             self.tables[-1][-1][-1] += data
         elif self.open == "p":
@@ -61,13 +62,7 @@ def curves_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def in_browser(text: str, script: str, folder: Path) -> str:
-    """The page as Chromium has it once a script of the reader's has run.
-
-    Args:
-      text: HTML.
-      script: JavaScript.
-      folder: for the page and the browser's files.
-    """
+    """The page as Chromium has it once a script of the reader's has run."""
     page = folder / "page-in-browser.html"
     page.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")

@@ -72,11 +72,7 @@ FINISHED: dict[str, Path] = {}
 
 
 def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
-    """Makes `data.name=tiny` known for one test.
-
-    To save time, samples are drawn only if `draw`, and equal configurations share what they
-    compile, unless they have data of their own.
-    """
+    """Makes `data.name=tiny` known for one test; equal configurations on `DATA` compile once."""
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
     if not draw:
@@ -108,11 +104,7 @@ def _prepared_once(prepare: Callable) -> Callable:
 
 
 def _once(function: Callable) -> Callable:
-    """The function, called once for all experiments of one method that `prepare` has built.
-
-    Rounds of data on the device, which read nothing from a stream, are compiled once; others are
-    opened again.
-    """
+    """The function, called once for all experiments of one method that `prepare` has built."""
 
     @wraps(function)  # whose name is a part of the key, also where it is installed twice
     def remembered(*given: object) -> object:
@@ -121,7 +113,7 @@ def _once(function: Callable) -> Callable:
         if key not in COMPILED:
             made = function(*given)
             if hasattr(made, "note"):
-                if "stay on the device" not in made.note:
+                if "stay on the device" not in made.note:  # a stream is opened again
                     return made
                 made = made._replace(compile=_first_of(made.compile))
             COMPILED[key] = made, method  # kept, so that no other has its id
@@ -159,10 +151,7 @@ def run(folder: Path, **changes: object) -> dict:
 
 
 def finished(folder: Path, **changes: object) -> Path:
-    """The folder with a finished run on the tiny data, which stay only for that run.
-
-    Where this process has made the same run before, it is a copy.
-    """
+    """The folder with a finished run on the tiny data, copied where it was made before."""
     key = config(**changes).to_json_best_effort(sort_keys=True)
     if key not in FINISHED:
         FINISHED[key] = folder.with_name(f"{folder.name}-kept")  # which no test changes
@@ -265,10 +254,7 @@ runpy.run_module("fedjax_bn.main", run_name="__main__", alter_sys=True)
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    """The same in a process of its own, from the root of the repository.
-
-    It cannot import TensorFlow, which training must not need.
-    """
+    """The same in a process of its own, which cannot import TensorFlow."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # Compiling leaves the time in which tests stop it.

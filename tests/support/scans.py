@@ -42,9 +42,9 @@ def write_prostate(root, cases=3, sites=SITES, shape=SHAPE):
     return root
 
 
-def write_pairs(folder, images, masks, names, values, seed=0, suffix=".png"):
+def write_pairs(folder, images, masks, names, values):
     """Images of noise, and masks whose rows have the values in bands."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     band = np.repeat(np.array(values, np.uint8), 4)[:, None]
     grey = np.broadcast_to(band, (len(band), 10))
     for place in (images, masks):
@@ -52,4 +52,4 @@ def write_pairs(folder, images, masks, names, values, seed=0, suffix=".png"):
     for name in names:
         noise = rng.integers(0, 256, (*grey.shape, 3)).astype(np.uint8)
         Image.fromarray(noise).save(folder / images / f"{name}.png")
-        Image.fromarray(np.ascontiguousarray(grey)).save(folder / masks / f"{name}{suffix}")
+        Image.fromarray(np.ascontiguousarray(grey)).save(folder / masks / f"{name}.png")

@@ -22,22 +22,15 @@ def shades(count: int, *shape: int, base: int = 0) -> np.ndarray:
     return np.broadcast_to(levels.reshape(-1, *(1 for _ in shape)), (count, *shape)).copy()
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.astype(np.uint8).tobytes()
-
-
-def write_mnist(folder: Path) -> None:
+def write_idx(folder: Path, train: int, test: int, base: int) -> None:
+    """Both parts in MNIST's form; the levels of the second one begin with `base`."""
     folder.mkdir(parents=True)
-    for name, count, base in (("train", TRAIN, 0), ("t10k", TEST, 100)):
-        write_idx(folder, name, count, base)
-
-
-def write_idx(folder: Path, name: str, count: int, base: int) -> None:
-    """A part of MNIST's form."""
-    arrays = {"images-idx3": shades(count, 28, 28, base=base), "labels-idx1": labels_of(count)}
-    for kind, array in arrays.items():
-        (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
+    for name, count, lowest in (("train", train, 0), ("t10k", test, base)):
+        images, labels = shades(count, 28, 28, base=lowest), labels_of(count)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+            content = gzip.compress(header + array.astype(np.uint8).tobytes())
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(content)
 
 
 def write_mat(folder: Path, prefix: str, ten_for_zero: bool) -> None:
@@ -75,16 +68,11 @@ def write_mnist_m(folder: Path) -> None:
         (folder / f"mnist_m_{name}_labels.txt").write_text("\n".join(lines) + "\n")
 
 
-def write_morpho(folder: Path) -> None:
-    """Both forms of Morpho-MNIST, whose test images have levels from 200 on."""
-    for name in ("global", "local"):
-        (folder / name).mkdir(parents=True)
-        for part, count, base in (("train", 12, 0), ("t10k", 6, 200)):
-            write_idx(folder / name, part, count, base)
-
-
 def write_originals(folder: Path) -> Path:
-    write_mnist(folder / "MNIST")
+    """All datasets, and both forms of Morpho-MNIST, whose test images have levels from 200 on."""
+    write_idx(folder / "MNIST", TRAIN, TEST, 100)
+    for name in ("global", "local"):
+        write_idx(folder / "Morpho-MNIST" / name, 12, 6, 200)
     write_mat(folder / "SVHN", "", ten_for_zero=True)
     write_usps(folder / "USPS")
     write_mat(folder / "SynthDigits", "synth_", ten_for_zero=False)
