@@ -1,14 +1,13 @@
 """The accelerator benchmark: counting, cases and their ends, continuing, the table; on CPU."""
 
 import itertools
-import json
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_bn.models import MLP, DigitCNN
+from fedjax_bn.models import DigitCNN
 
 ABOUT = {
     "platform": "cuda",
@@ -121,24 +120,6 @@ def test_the_table_has_fractions_of_the_peak_and_ratios_to_pytorch(bench):
     assert rows["K=50 fedavg map float32"][1] == "out of memory: 9 / bytes"
     assert "K=50 PyTorch float32 (compiled, channels_last)" in rows
     assert "unknown" in bench.markdown({**ABOUT, "kind": "x"}, {})
-
-
-@pytest.mark.slow
-def test_a_case_says_what_a_round_took(bench, monkeypatch):
-    import tasks
-    from on_accelerator import jax_case
-
-    tiny = tasks.Task("MLP", MLP(10), 8, clients=2, samples=3, batch=2, gigaflops=0)
-    monkeypatch.setattr(jax_case, "task_of", lambda case: tiny)
-    # A round that did not stay in bfloat16 could not be repeated.
-    found = jax_case.measure(bench.Case("digit_cnn", 2, "fedbn", "vmap", "bfloat16"), 0.0, bool)
-    assert found["rounds"] == 3
-    assert found["samples_per_second"] * found["round_seconds"] == pytest.approx(2 * 3)
-    assert found["least_seconds"] <= found["round_seconds"] <= found["most_seconds"]
-    assert found["teraflops"] * found["round_seconds"] > 0
-    assert found["planned_megabytes"] > 0
-    assert 0 < found["loss"] < 10
-    json.dumps(found)
 
 
 def test_the_command_continues_its_record_and_asks_for_an_accelerator(

@@ -1,6 +1,5 @@
-"""What tests of detection share: anchors, random boxes and outputs, the loss as a plain loop."""
+"""What tests of detection share: anchors, random boxes and outputs, a detector."""
 
-import math
 from functools import cache
 
 import flax.linen as nn
@@ -35,94 +34,6 @@ def outputs(images=4, seed=0, classes=CLASSES):
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def loop_ciou(one, other, slack=None):
-    """Of (x, y, w, h) and (x, y, w, h), and a; `slack` is an a to be taken instead."""
-    (x, y, w, h), (u, v, s, t) = one, other
-    across = min(x + w / 2, u + s / 2) - max(x - w / 2, u - s / 2)
-    down = min(y + h / 2, v + t / 2) - max(y - h / 2, v - t / 2)
-    both = max(across, 0) * max(down, 0)
-    iou = both / (w * h + s * t - both)
-    wide = max(x + w / 2, u + s / 2) - min(x - w / 2, u - s / 2)
-    high = max(y + h / 2, v + t / 2) - min(y - h / 2, v - t / 2)
-    nu = 4 / math.pi**2 * (math.atan(s / t) - math.atan(w / h)) ** 2
-    a = nu / (nu - iou + 1 + 1e-7) if slack is None else slack
-    return iou - ((x - u) ** 2 + (y - v) ** 2) / (wide**2 + high**2) - a * nu, a
-
-
-def loop_matches(corners, cells, sizes, stride, ratio=4.0):
-    """(row, column, anchor, box relative to the cell) of one box on one level."""
-    height, width = cells
-    x = (corners[0] + corners[2]) / 2 * width
-    y = (corners[1] + corners[3]) / 2 * height
-    w, h = (corners[2] - corners[0]) * width, (corners[3] - corners[1]) * height
-    for number, (aw, ah) in enumerate(sizes):
-        aw, ah = aw / stride, ah / stride
-        if not w > 0 < h or max(w / aw, aw / w, h / ah, ah / h) >= ratio:
-            continue
-        near = {
-            (0, 0): True,
-            (-1, 0): x % 1 < 0.5 and x > 1,
-            (0, -1): y % 1 < 0.5 and y > 1,
-            (1, 0): 0 < (width - x) % 1 < 0.5 and width - x > 1,
-            (0, 1): 0 < (height - y) % 1 < 0.5 and height - y > 1,
-        }
-        for right, below in (step for step, holds in near.items() if holds):
-            column = min(max(int(x) + right, 0), width - 1)
-            row = min(max(int(y) + below, 0), height - 1)
-            yield row, column, number, (x - column, y - row, w, h)
-
-
-def bce(logit, target):
-    return np.log1p(np.exp(-abs(logit))) + max(logit, 0) - logit * target
-
-
-def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, scaled=True):
-    """The loss of section-by-section formulas, one box at a time, in NumPy's float64.
-
-    `held` are the outputs of which what has no gradient is taken.
-    """
-    held, images = outs if held is None else held, np.flatnonzero(valid)
-    classes = outs[0].shape[-1] - 5
-    box_sum = object_sum = class_sum = 0.0
-    for out, still, sizes, stride, balance in zip(outs, held, *anchors, (4, 1, 0.4), strict=False):
-        target, ones, hots = np.zeros(out.shape[:4]), [], []
-        for i in images:
-            for corners, number in zip(label["boxes"][i], label["class"][i], strict=True):
-                if number < 0:
-                    continue
-                for row, column, a, box in loop_matches(corners, out.shape[1:3], sizes, stride):
-                    guess = [_decoded(o[i, row, column, a], sizes[a], stride) for o in (out, still)]
-                    fixed, slack = loop_ciou(guess[1], box)
-                    ones.append(1 - loop_ciou(guess[0], box, slack)[0])
-                    target[i, row, column, a] = max(target[i, row, column, a], fixed)
-                    for c in range(classes):
-                        hot = float(c == number)
-                        hots.append(bce(out[i, row, column, a, 5 + c], hot))
-        box_sum += np.mean(ones) if ones else 0
-        class_sum += np.mean(hots) if hots and classes > 1 else 0
-        costs = [
-            bce(*pair) for pair in zip(out[images, ..., 4].flat, target[images].flat, strict=True)
-        ]
-        object_sum += balance * np.mean(costs)
-    height, width = outs[0].shape[1] * anchors.strides[0], outs[0].shape[2] * anchors.strides[0]
-    by_area, by_class = (height * width / 640**2, classes / 80) if scaled else (1, 1)
-    total = 0.05 * box_sum + by_area * object_sum + 0.5 * by_class * class_sum
-    return total * len(images)
-
-
-def encoded(centres, anchors):
-    """The raw outputs f[..., 4] of centres f[..., 4] relative to the cell: the formula solved."""
-    share = np.concatenate(
-        [(centres[..., :2] + 0.5) / 2, np.sqrt(centres[..., 2:] / anchors) / 2], -1
-    )
-    return np.log(share / (1 - share))
-
-
-def _decoded(raw, size, stride):
-    x, y, w, h = 2 * sigmoid(raw[:4])
-    return x - 0.5, y - 0.5, w**2 * size[0] / stride, h**2 * size[1] / stride
 
 
 class Detector(nn.Module):

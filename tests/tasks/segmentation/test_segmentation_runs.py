@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import masked
 import runs
+import square_masks
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import UNet
 from fedjax_bn.report.page import write_report
@@ -26,7 +26,8 @@ from fedjax_bn.training.evaluation.answers import read_answers
 
 @pytest.fixture
 def config(monkeypatch):
-    monkeypatch.setitem(experiment.DATASETS, "discs", lambda config: masked.dataset(slices=2))
+    data = square_masks.dataset(slices=2)
+    monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: data)
     changed = base()
     changed.model = "UNet:width=4:levels=2"
     changed.rounds, changed.eval_every = 4, 2
@@ -35,7 +36,7 @@ def config(monkeypatch):
     changed.eval_batch_size = changed.adapt_batch_size = 4
     changed.compilation_cache = ""
     changed.predictions = "csv"
-    changed.data.name, changed.data.path, changed.data.image_size = "discs", "/", masked.SIDE
+    changed.data.name, changed.data.path, changed.data.image_size = "squares", "/", 16
     return changed
 
 
@@ -65,7 +66,7 @@ def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
     for text in (
         "Beyond Dice",
         "HD95 mm",
-        "Dice of cup %",
+        "Dice of corner %",
         "Truth and prediction",
         "train: pixels",
         "Pixels by class and client",
@@ -94,10 +95,10 @@ def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
         given = model(num_classes=3), data, jnp.zeros((1, 16, 16, 3)), Recipe(), False
         return choose_task("package.module:Own", *given)
 
-    assert of(Own, masked.dataset()).segments == 3
+    assert of(Own, square_masks.dataset()).segments == 3
     for wrong in (MODELS["DigitCNN"], partial(Own, stride=2)):
         with pytest.raises(ConfigError, match="UNet"):
-            of(wrong, masked.dataset())
+            of(wrong, square_masks.dataset())
     for wrong in (UNet, Own):
         with pytest.raises(ConfigError, match="classifier"):
             of(wrong, runs.DATA)
