@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import norm_nets as nets
 from federations import DropoutNet, NormNet, assert_equal
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
@@ -43,22 +44,14 @@ def start(index):
     """A model, its variables and images."""
     model, shape, _ = MODELS[index]
     images = jax.random.normal(KEY, (4, *shape))
-    return model, jax.jit(model.init)(KEY, images), images
+    return model, nets.variables_of(model, images), images
 
 
 @cache
 def tiny():
     """A network small enough to be compiled often."""
     model, images = SmallCNN(3, widths=(4, 6)), jax.random.normal(KEY, (4, 6, 6, 3))
-    return model, jax.jit(model.init)(KEY, images), images
-
-
-@pytest.mark.parametrize("index", range(len(MODELS)))
-def test_the_number_of_features_is_found_without_images_as_with_them(index):
-    model, variables, images = start(index)
-    for known in (None, images):
-        mask = masks.with_masks(model, variables, images=known)["mask"]["features"]
-        assert mask.shape == (MODELS[index][2],)
+    return model, nets.variables_of(model, images), images
 
 
 def test_a_mask_of_another_size_or_of_nothing_is_refused():

@@ -30,9 +30,9 @@ def drawn(model, seed=0):
     return tree.unflatten([jnp.asarray(0.5 + rng.random(leaf.shape), float) for leaf in leaves])
 
 
-def resnet_tensors(classes=7, width=8, seed=1):
+def resnet_tensors(classes=7, width=8):
     """A ResNet of basic blocks (1, 2) by torchvision's names, written out by hand."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     tensors = {}
 
     def put(name, *shape):
@@ -45,11 +45,8 @@ def resnet_tensors(classes=7, width=8, seed=1):
 
     put("conv1.weight", width, 3, 7, 7)
     norm("bn1", width)
-    blocks = (
-        ("layer1.0", width, width),
-        ("layer2.0", width, 2 * width),
-        ("layer2.1", 2 * width, 2 * width),
-    )
+    wide = 2 * width
+    blocks = ("layer1.0", width, width), ("layer2.0", width, wide), ("layer2.1", wide, wide)
     for block, inputs, outputs in blocks:
         put(f"{block}.conv1.weight", outputs, inputs, 3, 3)
         norm(f"{block}.bn1", outputs)
@@ -63,9 +60,9 @@ def resnet_tensors(classes=7, width=8, seed=1):
     return tensors
 
 
-def alexnet_tensors(seed=0, widths=(8, 8), classes=8):
+def alexnet_tensors(widths, classes):
     """torchvision's AlexNet, whose dense layers are made small here."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tensors = {}
     channels = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3)}
     for index, (out, inputs, side) in (channels | {10: (256, 256, 3)}).items():

@@ -1,10 +1,6 @@
 """What tests of detection share: anchors, random boxes and outputs, a detector."""
 
-from functools import cache
-
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.models.layers import Tap
@@ -50,40 +46,3 @@ class Detector(nn.Module):
         few = nn.initializers.constant(-2.0)  # an untrained detector finds next to nothing
         y = nn.Conv(2 * (5 + self.num_classes), (1, 1), bias_init=few, name="predict0")(x)
         return (y.reshape(*y.shape[:3], 2, -1),)
-
-
-def detector_batches(clients=2, steps=2, size=3, seed=0):
-    """Images with boxes that they show, bright by class; the last image of the last client is
-    padding, and one has no box.
-    """
-    rng = np.random.default_rng(seed)
-    lead = (clients, steps, size)
-    image = rng.normal(0, 0.1, (*lead, 32, 32, 3))
-    boxes, number = np.zeros((*lead, 2, 4)), np.full((*lead, 2), -1, np.int32)
-    for at in np.ndindex(*lead):
-        for j in range(2 if at != (0, 0, 0) else 0):
-            low = rng.integers(0, 20, 2)
-            high = low + rng.integers(6, 12, 2)
-            number[(*at, j)] = rng.integers(0, CLASSES)
-            boxes[(*at, j)] = np.concatenate([low, high]) / 32
-            image[at][low[1] : high[1], low[0] : high[0], number[(*at, j)]] += 1 + at[0]
-    valid = np.ones(lead, bool)
-    valid[-1, -1, -1] = False
-    label = {"boxes": jnp.asarray(boxes, float), "class": jnp.asarray(number)}
-    return {"image": jnp.asarray(image, float), "label": label, "valid": jnp.asarray(valid)}
-
-
-@cache
-def detector_start():
-    """Variables of `Detector`, every leaf moved a little, in NumPy's float64."""
-    model = Detector()
-    like = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3), jnp.float32))
-    rng = np.random.default_rng(1)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        centre = {"scale": 1.0, "var": 1.0}.get(name, 0.0)
-        spread = 0.3 / np.sqrt(leaf.size / leaf.shape[-1]) if name == "kernel" else 0.1
-        return centre + spread * rng.uniform(-1, 1, leaf.shape)
-
-    return jax.tree_util.tree_map_with_path(draw, like)

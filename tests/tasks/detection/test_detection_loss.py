@@ -8,7 +8,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from detectors import ANCHORS, labels, outputs
 from fedjax_bn.tasks.detection import Recipe, detection_loss
-from fedjax_bn.tasks.detection.loss import complete_iou
 
 torch = pytest.importorskip("torch")
 ALL = np.ones(4, bool)
@@ -84,6 +83,7 @@ def test_boxes_without_area_teach_objectness_alone(x64):
     flat = {"boxes": label["boxes"][..., [0, 1, 0, 3]], "class": label["class"]}
     none = {"boxes": flat["boxes"], "class": np.full_like(label["class"], -1)}
     for ours, theirs in zip(judge(outs, flat, ALL)[1], judge(outs, none, ALL)[1], strict=True):
+        assert np.isfinite(ours).all()
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -97,17 +97,6 @@ def test_under_vmap_and_shard_map_and_in_float32_it_is_the_same():
     theirs = [by_torch(outs, label, at)[0] for at in (slice(0, 2), slice(2, 4))]
     assert ours.dtype == jnp.float32
     np.testing.assert_allclose(ours, theirs, rtol=2e-6)
-
-
-def test_the_ciou_of_equal_boxes_is_one_and_of_far_ones_below_zero(x64):
-    box = jnp.asarray([3.0, 4.0, 2.0, 5.0])
-    near_far_flat = jnp.stack([box, box + jnp.asarray([50.0, 0, 0, 0]), box.at[2:].set(0)])
-    value, slope = jax.jit(jax.vmap(jax.value_and_grad(complete_iou), (0, None)))(
-        near_far_flat, box
-    )
-    np.testing.assert_allclose(value[0], 1, rtol=1e-12)
-    assert value[1] < 0
-    assert np.isfinite(slope).all()  # of a box without area too
 
 
 def test_outputs_of_16_bits_have_the_loss_of_their_values(x64):

@@ -163,10 +163,6 @@ def test_slices_of_a_volume_with_a_spacing_are_scored_together_in_millimetres():
     np.testing.assert_array_equal(found[0, 0], expected)
     assert expected[0] == 4  # the missing slice is that far away
     np.testing.assert_array_equal(found[1], 0)
-    alone = surface_scores(
-        predicted, label | {"spacing": np.tile(np.float32([4, 1, 1]), (3, 1))}, 2
-    )
-    assert alone[0, 0, 0] == 4
 
 
 def test_without_a_spacing_a_volume_has_the_mean_of_its_slices_or_tiles_in_pixels():
