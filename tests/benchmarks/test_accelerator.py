@@ -1,14 +1,13 @@
 """The accelerator benchmark: counting, cases and their ends, continuing, the table; on CPU."""
 
 import itertools
-import json
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_bn.models import MLP, DigitCNN
+from fedjax_bn.models import DigitCNN
 
 ABOUT = {
     "platform": "cuda",
@@ -64,13 +63,7 @@ def test_loops_count_by_their_length_and_branches_by_the_longer(flops):
 
 @pytest.mark.parametrize(
     ("kind", "bfloat16"),
-    [
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA H200 NVL", None),  # no H200
-        ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA L40", None),  # no L4
-        ("TPU v5p", None),
-    ],
+    [("NVIDIA H200", 989.4), ("NVIDIA A100-SXM4-40GB", 312.0), ("NVIDIA L40", None)],  # no L4
 )
 def test_the_peak_is_that_of_the_longest_name_that_fits(bench, kind, bfloat16):
     assert bench.peak_of(kind)[0] == bfloat16
@@ -79,7 +72,7 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(bench, kind, bfloat16):
 COMPILING = """
 import json, os, time
 from on_accelerator.cases import wait_for_turn
-time.sleep(0.2 + os.getpid() % 2)
+time.sleep(os.getpid() % 2 / 2)
 compiled = time.time()
 wait_for_turn()
 begin = time.time()
@@ -94,7 +87,7 @@ def test_cases_that_compile_at_once_are_timed_one_after_another(bench, monkeypat
     program.chmod(0o755)
     monkeypatch.setattr(bench.sys, "executable", str(program))
     monkeypatch.setenv("PROGRAM", COMPILING)
-    found = bench.perform_all(bench.cases("digit_cnn")[:3], ABOUT, 60.0)
+    found = bench.perform_all(bench.cases("digit_cnn")[:2], ABOUT, 60.0)
     found.sort(key=lambda one: one["begin"])
     assert max(one["compiled"] for one in found) <= found[0]["begin"]
     assert all(one["end"] <= after["begin"] for one, after in itertools.pairwise(found))
@@ -121,24 +114,6 @@ def test_the_table_has_fractions_of_the_peak_and_ratios_to_pytorch(bench):
     assert rows["K=50 fedavg map float32"][1] == "out of memory: 9 / bytes"
     assert "K=50 PyTorch float32 (compiled, channels_last)" in rows
     assert "unknown" in bench.markdown({**ABOUT, "kind": "x"}, {})
-
-
-@pytest.mark.slow
-def test_a_case_says_what_a_round_took(bench, monkeypatch):
-    import tasks
-    from on_accelerator import jax_case
-
-    tiny = tasks.Task("MLP", MLP(10), 8, clients=2, samples=3, batch=2, gigaflops=0)
-    monkeypatch.setattr(jax_case, "task_of", lambda case: tiny)
-    # A round that did not stay in bfloat16 could not be repeated.
-    found = jax_case.measure(bench.Case("digit_cnn", 2, "fedbn", "vmap", "bfloat16"), 0.0, bool)
-    assert found["rounds"] == 3
-    assert found["samples_per_second"] * found["round_seconds"] == pytest.approx(2 * 3)
-    assert found["least_seconds"] <= found["round_seconds"] <= found["most_seconds"]
-    assert found["teraflops"] * found["round_seconds"] > 0
-    assert found["planned_megabytes"] > 0
-    assert 0 < found["loss"] < 10
-    json.dumps(found)
 
 
 def test_the_command_continues_its_record_and_asks_for_an_accelerator(

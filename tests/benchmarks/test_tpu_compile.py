@@ -106,21 +106,3 @@ def test_the_operations_of_a_round_and_of_its_products_are_those_of_the_networks
     assert 5 * 4 * step == pytest.approx(by_hand, rel=2e-3)
     # Three convolutions and three dense layers forward, and their gradients but for the images'.
     assert len(products) == 6 + 6 + 5
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm. "
-         "Exceeded hbm capacity by 4.25G.", "it needs 20.00GiB of a device, which has 15.75GiB: "),
-        ("RESOURCE_EXHAUSTED: temporaries (16.00G) exceeds available HBM (15.75G).",
-         "it needs 16.00GiB of a device, "),
-        ("RESOURCE_EXHAUSTED: other words\nand more", "RESOURCE_EXHAUSTED: other words"),
-    ],
-)  # fmt: skip
-def test_a_program_that_does_not_fit_says_what_it_needs_and_what_there_is(message, said):
-    from on_tpu import compiling
-
-    sentence = compiling.without_room(message)
-    assert sentence.startswith(said)
-    assert "\n" not in sentence

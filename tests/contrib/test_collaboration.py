@@ -11,12 +11,7 @@ import pytest
 
 import federations as fed
 from fedjax_bn.contrib import copa, csac, fedadg
-from fedjax_bn.contrib.csac import (
-    calibrated_objective,
-    discrepancy,
-    stage_gaps,
-    stages_brought,
-)
+from fedjax_bn.contrib.csac import calibrated_objective, discrepancy, stage_gaps, stages_brought
 from fedjax_bn.contrib.fedadg import generated_features, pulled_to_discriminator
 from fedjax_bn.engine.weighing import leaf_distances
 from fedjax_bn.methods import fedavg

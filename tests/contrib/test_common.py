@@ -1,9 +1,4 @@
-"""What every method of `methods` and `contrib` holds: one program a method for all claims.
-
-Tests over the methods of both folders hold the rest: frozen leaves (engine/test_frozen.py), a mesh
-(engine/test_mesh.py), cohorts (run/test_population.py), programs for GPU and TPU
-(methods/test_lowering.py), goldens (methods/test_goldens.py).
-"""
+"""What every method of `methods` and `contrib` holds: one program a method for all claims."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""CSD, JiGen, SelfReg, SFA and FedSR: what each adds to the loss, and what each reduces to."""
+"""CSD, JiGen, SelfReg and FedSR: what each adds to the loss, and how it predicts."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,11 @@ import pytest
 
 import federations as fed
 from fedjax_bn import adaptation
-from fedjax_bn.contrib import csd, fedsr, selfreg, sfa
+from fedjax_bn.contrib import csd, fedsr, selfreg
 from fedjax_bn.contrib.csd import decomposed_objective
 from fedjax_bn.contrib.fedsr import simple_representation_objective
 from fedjax_bn.contrib.jigen import distant_orders, shuffle_tiles
 from fedjax_bn.contrib.selfreg import partners_of_class, self_regularized_objective
-from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
@@ -143,20 +142,9 @@ def test_selfregs_objective_is_pytorchs(x64):
     np.testing.assert_allclose(ours, ce + torch.clamp(ce, max=1.0) * gaps, rtol=1e-9)
 
 
-def test_sfa_trains_by_features_with_noise(x64):
-    variables = fed.in_float64(fed.variables_of(NET))
-    ours, plain = (
-        fed.run_rounds(method, variables, fed.batches_of(SIZES))[0]
-        for method in (sfa(NET, fed.SGD), fed.once(fedavg, NET, fed.SGD))
-    )
-    gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]
-    assert abs(gap).max() > 1e-3
-    assert fed.client(fed.client_variables(ours), 0).keys() == {"params", "batch_stats"}
-
-
-def fedsr_start(**options):
+def fedsr_start():
     """Random collections in the form of those that a federation starts with."""
-    method, given = fedsr(NET, fed.SGD, **options), fed.variables_of(NET)
+    method, given = fedsr(NET, fed.SGD), fed.variables_of(NET)
     form = jax.eval_shape(lambda: fed.global_variables(fed.begun(method, KEY, given, 1)))
     return random_tree(form, 0.1)
 
@@ -218,11 +206,3 @@ def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
     z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     np.testing.assert_allclose(np.exp(logits), p.mean(0), rtol=1e-10)
-
-
-def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
-    start = fedsr_start(noise=False, cmi=0.0)
-    assert set(start["latent"]) == {"mean"}
-    assert "reference" not in start
-    with pytest.raises(ValueError, match="cmi"):
-        fedsr(NET, fed.SGD, noise=False)

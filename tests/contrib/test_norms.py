@@ -20,6 +20,7 @@ NETS = {
     "ResNet18": (32, {"width": 4, "stage_sizes": (1, 2)}),
     "SmallCNN": (8, {}),
     "TinyDetector": (32, {"width": 4}),
+    "UNet": (16, {"width": 4, "levels": 2}),
     "YOLOv5n": (64, {"width": 0.05}),
 }
 NUMBERS = {"TinyDetector": 8, "YOLOv5n": 8}  # of a box: where it is, whether there is one, classes

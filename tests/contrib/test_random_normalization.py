@@ -125,7 +125,7 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
     client = fed.client_variables(state, 1)
     chosen = choose_adaptation("running", fed.MapNet(), 4).adaptation
     for adapt in (adaptation.running(fed.MapNet()), chosen):
-        logits, _ = adapt.predict(client, adapt.init(client), jnp.asarray(x))
+        logits, _ = jax.jit(adapt.predict)(client, adapt.init(client), jnp.asarray(x))
         np.testing.assert_allclose(logits, by_hand(client, (x - m) / s), rtol=1e-10)
 
     served = fed.global_variables(state)
@@ -140,7 +140,8 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
         expected = by_hand(served, (batch - m) / s)
         np.testing.assert_allclose(logits[valid], expected[valid], rtol=1e-10)
 
-    alone, _ = adaptation.running(fed.MapNet()).predict(served, (), jnp.asarray(x))
+    running = jax.jit(adaptation.running(fed.MapNet()).predict)
+    alone, _ = running(served, (), jnp.asarray(x))
     each = (x - x.mean((1, 2, 3), keepdims=True)) / x.std((1, 2, 3), keepdims=True)
     np.testing.assert_allclose(alone, by_hand(served, each), rtol=1e-10)
 

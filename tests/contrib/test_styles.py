@@ -110,7 +110,7 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
         low_amplitudes(jnp.asarray(x), 3)
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64, order):
     """The first round is FedAvg's of twice the loss; the second by hand, of two clients."""
     one_step, options = fed.batches_of((4, 3)), {"prepare": fed.as_maps}

@@ -18,14 +18,7 @@ from flwr.app import Message
 
 from fedjax_bn import aggregation
 from fedjax_bn.adding import adding
-from fedjax_bn.aggregation import (
-    Weighing,
-    averaging,
-    by_size,
-    krum,
-    risk_extrapolation,
-    uniform,
-)
+from fedjax_bn.aggregation import Weighing, averaging, by_size, krum, risk_extrapolation, uniform
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.host import Host, Kept, by_stack, by_sums
@@ -121,12 +114,7 @@ def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, t
 class Sites(LocalGrid):
     """Nodes 10 to 12, which are clients that send the same upload in each round.
 
-    Attributes:
-      size: client -> the size that it says and sends.
-      number: client -> the number that it says and sends.
-      form, scores: client -> the form of its samples, and the scores that it sends.
-      arrived: the bytes of an array of each upload that was fetched.
-      most: how many uploads were in use at most when one was fetched.
+    Of the uploads that are fetched it counts how many are in use at most.
     """
 
     def __init__(self, *late):

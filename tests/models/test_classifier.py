@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import norm_nets as nets
 from federations import NAMED, run_rounds
 from fedjax_bn import contrib, models
 from fedjax_bn.federation import global_variables
@@ -81,7 +82,7 @@ NETS = {
 @cache
 def start(name):
     model, shape, *_ = NETS[name]
-    return model.init(KEY, jnp.zeros((2, *shape)))
+    return nets.variables_of(model, jnp.zeros((2, *shape)))
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -66,7 +66,10 @@ def derivatives(convolve, x, w, strides, padding):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("images", "kernel", "strides", "padding"), SHAPES)
+@pytest.mark.parametrize(
+    ("images", "kernel", "strides", "padding"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case in SHAPES[1:3])) for case in SHAPES],
+)
 def test_every_algorithm_gives_xlas_values_and_gradients(images, kernel, strides, padding):
     @jax.jit
     def every(x, w):
@@ -157,7 +160,9 @@ def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(side, ch
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("images", "kernel", "stride", "padding", "name"), LAYERS[:4])
+@pytest.mark.parametrize(
+    ("images", "kernel", "stride", "padding", "name"), [*LAYERS[:2], LAYERS[3]]
+)
 def test_vmap_over_clients_is_the_loop_and_never_a_grouped_convolution(
     images, kernel, stride, padding, name
 ):

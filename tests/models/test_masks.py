@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import DropoutNet, NormNet, assert_equal
+import norm_nets as nets
+from federations import DropoutNet, assert_equal
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.models import SmallCNN, masks
@@ -29,40 +30,24 @@ class Flat(nn.Module):
         return nn.Dense(5)(x.reshape(len(x), -1))
 
 
-# Features that methods show and those that are found, dropout, a flattened map.
-MODELS = [
-    (SmallNet(), (12,), 16),
-    (NormNet(), (6,), 8),
-    (DropoutNet(), (6,), 8),
-    (Flat(), (9, 9, 2), 75),
-]
+MODELS = {
+    "with methods": (SmallNet(), (12,)),
+    "dropout": (DropoutNet(), (6,)),
+    "flattened map": (Flat(), (9, 9, 2)),
+    "tiny": (SmallCNN(3, widths=(4, 6)), (6, 6, 3)),
+}
 
 
 @cache
-def start(index):
+def start(name):
     """A model, its variables and images."""
-    model, shape, _ = MODELS[index]
+    model, shape = MODELS[name]
     images = jax.random.normal(KEY, (4, *shape))
-    return model, jax.jit(model.init)(KEY, images), images
-
-
-@cache
-def tiny():
-    """A network small enough to be compiled often."""
-    model, images = SmallCNN(3, widths=(4, 6)), jax.random.normal(KEY, (4, 6, 6, 3))
-    return model, jax.jit(model.init)(KEY, images), images
-
-
-@pytest.mark.parametrize("index", range(len(MODELS)))
-def test_the_number_of_features_is_found_without_images_as_with_them(index):
-    model, variables, images = start(index)
-    for known in (None, images):
-        mask = masks.with_masks(model, variables, images=known)["mask"]["features"]
-        assert mask.shape == (MODELS[index][2],)
+    return model, nets.variables_of(model, images), images
 
 
 def test_a_mask_of_another_size_or_of_nothing_is_refused():
-    model, variables, images = tiny()
+    model, variables, images = start("tiny")
     with pytest.raises(ValueError, match="'pool'"):
         masks.with_masks(model, variables, ("pool",), images)
     wrong = {**variables, "mask": {"features": jnp.ones(1)}}
@@ -70,9 +55,9 @@ def test_a_mask_of_another_size_or_of_nothing_is_refused():
         forward(model, wrong, images)
 
 
-@pytest.mark.parametrize("index", [0, 2, 3])
-def test_a_mask_multiplies_what_the_classifier_sees_and_ones_or_none_change_nothing(index):
-    model, variables, images = start(index)
+@pytest.mark.parametrize("name", ["with methods", "dropout", "flattened map"])
+def test_a_mask_multiplies_what_the_classifier_sees_and_ones_or_none_change_nothing(name):
+    model, variables, images = start(name)
     ones = masks.with_masks(model, variables)
     mask = jnp.linspace(0.2, 1.7, ones["mask"]["features"].size)
 
@@ -98,7 +83,7 @@ def test_a_mask_multiplies_what_the_classifier_sees_and_ones_or_none_change_noth
 
 
 def test_several_masks_act_at_once():
-    model, variables, images = tiny()
+    model, variables, images = start("tiny")
     sizes = {"features": 6, "conv1": 4, "norm2": 6}
     several = masks.with_masks(model, variables, sizes, images)["mask"]
     assert_equal(masks.with_masks(model, variables, sizes)["mask"], several)  # sizes by parameters
@@ -110,7 +95,7 @@ def test_several_masks_act_at_once():
 
 
 def test_features_beside_a_mask_are_those_before_it():
-    model, variables, images = start(0)
+    model, variables, images = start("with methods")
     method = features_method(model, variables, images)
     features, _ = model.apply(variables, images, method=method)
     masked = {**variables, "mask": {"features": jnp.zeros(features.shape[1])}}
@@ -127,7 +112,7 @@ def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
 
 
 def test_masks_that_are_there_stay():
-    model, variables, images = start(0)
+    model, variables, images = start("with methods")
     own = {**variables, "mask": {"features": jnp.full(16, 0.5)}}
     assert_equal(masks.with_masks(model, own)["mask"], own["mask"])
     both = masks.with_masks(model, own, ("features", "fc1"), images)["mask"]
@@ -137,7 +122,7 @@ def test_masks_that_are_there_stay():
 
 @pytest.mark.parametrize("text", ["running", "tsmobn"])
 def test_every_adaptation_applies_the_masks_and_can_leave_them_out(text):
-    model, variables, images = tiny()
+    model, variables, images = start("tiny")
     mask, params = jnp.linspace(0, 1, 6), variables["params"]
     masked = {**variables, "mask": {"features": mask}}
     kernel = params["head"]["kernel"] * mask[:, None]

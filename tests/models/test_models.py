@@ -128,6 +128,9 @@ def test_networks_equal_pytorch_in_both_modes_moved_statistics_and_gradients(nam
         (models.ResNet50(1000), 53, 25_557_032),
         (models.DenseNet121(1000), 121, 7_978_856),
         (models.MLP(), 2, 96_306),
+        (models.YOLOv5n(), 57, 1_872_157),
+        (models.YOLOv5s(), 57, 7_235_389),
+        (models.TinyDetector(), 9, 382_570),
     ],
 )
 def test_counts_of_batch_norms_and_parameters_are_the_published_ones(
@@ -155,14 +158,18 @@ def test_images_that_are_too_small_are_refused(model, side):
 
 # network, image, {layer: (fan, whether uniform by fan-in with a bias, else He normal)}
 INITIAL = [
-    (models.MLP(600), (400,), {("dense1",): (400, True), ("head",): (16, True)}),
     (models.DigitCNN(600, (64, 32)), (4, 4, 3), {("conv2",): (1600, True), ("head",): (32, True)}),
     (
         models.ResNet18(100, stage_sizes=(1,)),
         (8, 8, 3),
         {("conv1",): (49 * 64, False), ("head",): (64, True)},
     ),
-    (models.DenseNet121(block_sizes=(1,)), (8, 8, 3), {("stem_conv",): (49 * 3, False)}),
+    pytest.param(
+        models.DenseNet121(block_sizes=(1,)),
+        (8, 8, 3),
+        {("stem_conv",): (49 * 3, False)},
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

@@ -32,7 +32,7 @@ IMAGES = SCALE * jax.random.normal(jax.random.key(1), (2, 1, 8, 6))
 LABELS = jnp.arange(16).reshape(2, 1, 8) % 3
 
 
-@pytest.mark.parametrize("make", [fedbn, ditto])
+@pytest.mark.parametrize("make", [fedbn, pytest.param(ditto, marks=pytest.mark.slow)])
 def test_the_module_gives_the_outputs_of_the_trained_model(make):
     net, key = Net(nnx.Rngs(0)), jax.random.key(0)
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(net, nnx.Param)))

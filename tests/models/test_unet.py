@@ -51,14 +51,6 @@ def channels_last(tensor):
     return tensor.detach().movedim(1, -1).numpy()
 
 
-def test_without_a_norm_kernels_are_standardized_and_there_is_no_batch_norm():
-    model = models.UNet(3, width=4, levels=2, norm="none")
-    images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    assert set(shapes) == {"params"}
-    assert jax.eval_shape(model.apply, shapes, images).shape == (2, 16, 24, 3)
-
-
 def test_the_state_dict_goes_to_pytorch_and_back():
     network, _, model, variables, _ = pair()
     state = to_torch(model, variables)

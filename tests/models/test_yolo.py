@@ -16,7 +16,6 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.torch_weights import from_torch, to_torch
 from fedjax_bn.models.yolo import ANCHORS
-from fedjax_bn.sharing import batch_norm_paths
 from fedjax_bn.tasks.detection import Anchors
 
 
@@ -35,20 +34,6 @@ def drawn(model):
 
 def small(classes=3, **fields):
     return models.YOLOv5(classes, width=0.1, depth=0.33, **fields)
-
-
-@pytest.mark.parametrize(
-    ("make", "norms", "parameters"),
-    [
-        (models.YOLOv5n, 57, 1_872_157),
-        (models.YOLOv5s, 57, 7_235_389),
-        (models.TinyDetector, 9, 382_570),
-    ],
-)
-def test_parameters_are_as_many_as_published(make, norms, parameters):
-    variables = abstract(make())
-    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == parameters
-    assert len(batch_norm_paths(variables)) == norms
 
 
 def test_maps_have_strides_8_16_and_32_at_any_size_that_the_coarsest_divides():

@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-import flax_nets as nets
+import norm_nets
 from federations import assert_close
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS
@@ -18,7 +18,7 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.models import from_nnx, to_nnx
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import Statistics, batch_statistics
+from fedjax_bn.normalization import BatchNorm, Statistics, batch_statistics
 from fedjax_bn.normalization.tsmobn import update
 
 KEY = jax.random.key(3)
@@ -29,13 +29,79 @@ METHODS = {
 }
 
 
+class Ours(nn.Module):
+    """A batch norm with maps and one with vectors, with flax's momentum and biased variance."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Dense(4, name="conv")(images)
+        x = nn.relu(BatchNorm(0.8, unbiased=False, name="first")(x)).mean((1, 2))
+        x = nn.relu(BatchNorm(0.8, unbiased=False, name="last")(nn.Dense(5, name="dense")(x)))
+        return nn.Dense(2, name="out")(x)
+
+
+class Linen(nn.Module):
+    """As users of linen write it: the model hands `use_running_average` on."""
+
+    @nn.compact
+    def __call__(self, images, train):
+        def norm(x, name):
+            return nn.BatchNorm(use_running_average=not train, momentum=0.8, name=name)(x)
+
+        x = nn.relu(norm(nn.Dense(4, name="conv")(images), "first")).mean((1, 2))
+        x = nn.relu(norm(nn.Dense(5, name="dense")(x), "last"))
+        return nn.Dense(2, name="out")(x)
+
+
+class Nnx(nnx.Module):
+    """As users of nnx write it."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Linear(3, 4, rngs=rngs)
+        self.first = nnx.BatchNorm(4, momentum=0.8, rngs=rngs)
+        self.dense = nnx.Linear(4, 5, rngs=rngs)
+        self.last = nnx.BatchNorm(5, momentum=0.8, rngs=rngs)
+        self.out = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, images):
+        x = nnx.relu(self.first(self.conv(images))).mean((1, 2))
+        return self.out(nnx.relu(self.last(self.dense(x))))
+
+
+MODELS = {"ours": Ours(), "linen": Linen(), "nnx": from_nnx(Nnx(nnx.Rngs(0)))}
+THEIRS = ("linen", "nnx")
+
+
+def images_of(count, seed=0):
+    return norm_nets.images_of(count, seed, (2, 3, 3))
+
+
+def variables_of(seed=0):
+    """Values for all of the three."""
+    return norm_nets.variables_of(Ours(), images_of(2), seed)
+
+
+def batches_of(sizes=(4, 3), batch=3, steps=2):
+    """[K, S, B] with padding that holds NaN, which must not matter."""
+    valid = np.arange(steps * batch) < np.array(sizes)[:, None]
+    lead = (len(sizes), steps, batch)
+    images = np.stack([images_of(steps * batch, seed) for seed in range(len(sizes))])
+    images = np.where(valid[..., None, None, None], images, np.nan)
+    label = jax.random.randint(jax.random.key(0), lead, 0, 2, jnp.int32)
+    return {
+        "image": images.reshape(*lead, *images.shape[2:]),
+        "label": label,
+        "valid": valid.reshape(lead),
+    }
+
+
 @cache
 def trained(method, name):
     """All that two rounds leave, in float64."""
-    method = METHODS[method](nets.MODELS[name], clients="map")
-    state = method.init(KEY, nets.variables_of(), 2)
+    method = METHODS[method](MODELS[name], clients="map")
+    state = method.init(KEY, variables_of(), 2)
     for _ in range(2):
-        state, metrics = method.round(state, nets.batches_of(), KEY)
+        state, metrics = method.round(state, batches_of(), KEY)
     return client_variables(state), global_variables(state), metrics
 
 
@@ -45,7 +111,7 @@ def trained(method, name):
     [
         ("fedbn", "linen"),
         ("fedbn", "nnx"),
-        *(pytest.param("fediga", name, marks=pytest.mark.slow) for name in nets.THEIRS),
+        *(pytest.param("fediga", name, marks=pytest.mark.slow) for name in THEIRS),
     ],
 )
 def test_two_rounds_are_those_of_our_batch_norm(method, name):
@@ -55,9 +121,9 @@ def test_two_rounds_are_those_of_our_batch_norm(method, name):
 def by_flax(name, variables, images):
     """A training pass that flax makes alone: outputs and moved statistics."""
     if name == "linen":
-        apply = lambda *given: nets.Linen().apply(*given, True, mutable=["batch_stats"])  # noqa: E731
+        apply = lambda *given: Linen().apply(*given, True, mutable=["batch_stats"])  # noqa: E731
         return jax.jit(apply)(variables, images)
-    net = to_nnx(nets.Nnx(nnx.Rngs(0)), variables)
+    net = to_nnx(Nnx(nnx.Rngs(0)), variables)
     net.train()
     outputs = net(images)
     moved = {
@@ -88,7 +154,7 @@ class Scanned(nnx.Module):
 
 
 def test_rules_reach_batch_norms_inside_the_transformations_of_nnx():
-    x = nets.images_of(4)[:, 0, 0].astype(jnp.float32)
+    x = images_of(4)[:, 0, 0].astype(jnp.float32)
     model = from_nnx(Scanned(nnx.Rngs(0)))
 
     def rule(layer, x, valid):
@@ -112,11 +178,11 @@ def test_rules_reach_batch_norms_inside_the_transformations_of_nnx():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", nets.THEIRS)
+@pytest.mark.parametrize("name", THEIRS)
 def test_a_training_pass_is_flaxs_own_where_no_sample_is_padding(name):
     """Running variances of flax are biased, its momentum is kept."""
-    variables, images = nets.variables_of(), nets.images_of(6)
-    ours = jax.jit(partial(forward, nets.MODELS[name], train=True))(variables, images)
+    variables, images = variables_of(), images_of(6)
+    ours = jax.jit(partial(forward, MODELS[name], train=True))(variables, images)
     with jax.numpy_dtype_promotion("standard"):  # flax's own needs it
         outputs, moved = by_flax(name, variables, images)
     assert_close(ours.outputs, outputs, rtol=1e-5)

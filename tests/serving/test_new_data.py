@@ -60,11 +60,7 @@ def test_classes_without_names_are_folders_of_their_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "labels"),
-    [
-        ({"classes": np.array(["horse", "dog"])}, [4, 0, 4]),
-        ({}, [1, 0, 1]),
-    ],
+    ("arrays", "labels"), [({"classes": np.array(["horse", "dog"])}, [4, 0, 4]), ({}, [1, 0, 1])]
 )
 def test_an_archive_of_test_samples_alone_need_not_have_all_classes(tmp_path, arrays, labels):
     images = np.zeros((3, 6, 6, 3), np.uint8)

@@ -22,7 +22,7 @@ from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedbn, fedcd
+from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.serving import load, predictor
@@ -331,16 +331,3 @@ def test_five_lines_of_python_prepare_as_training_did():
         model.init(key, DOG.images)
     with pytest.raises(ValueError, match=r"methods\.learning"):
         predictor(method._replace(learned=None), variables)
-
-
-def test_masks_go_with_the_variables():
-    model, key = MLP(num_classes=3), jax.random.key(0)
-    method = fedcd(model, optax.sgd(0.1))
-    state = jax.jit(lambda: method.init(key, model.init(key, jnp.zeros((2, 6))), 2))()
-    half = jax.tree.map(lambda leaf: leaf / 2, global_variables(state)["mask"])
-    x = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
-    received = global_variables(state)
-    masked = predictor(method, received | {"mask": half})(x)
-    plain = predictor(method, received | {"mask": half}, "running:mask=False")(x)
-    np.testing.assert_allclose(plain, predictor(method, received)(x), atol=1e-6)
-    assert np.abs(masked - plain).max() > 1e-3

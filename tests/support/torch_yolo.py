@@ -111,8 +111,11 @@ class YOLOv5(nn.Module):
         return outputs
 
 
-def detection_loss(outputs, boxes, classes, anchors=ANCHORS):
-    """The usual loss, of the matches alone: boxes [B, M, 4] in [0, 1], classes [B, M] or -1."""
+def detection_loss(outputs, boxes, classes, anchors=ANCHORS, scaled=True):
+    """The usual loss, of the matches alone: boxes [B, M, 4] in [0, 1], classes [B, M] or -1.
+
+    Without `scaled` its gains do not follow the area and the number of classes.
+    """
     image, which = torch.nonzero(classes >= 0, as_tuple=True)
     corners, number = boxes[image, which], classes[image, which]
     balances = (4.0, 1.0, 0.4)
@@ -142,11 +145,12 @@ def detection_loss(outputs, boxes, classes, anchors=ANCHORS):
         target = target.scatter_reduce(0, place, overlap.detach().clamp(min=0), "amax")
         bce = functional.binary_cross_entropy_with_logits
         objectness = objectness + balance * bce(out[..., 4].flatten(), target)
-        hot = functional.one_hot(number[n], out.shape[-1] - 5).to(out.dtype)
-        category = category + bce(found[:, 5:], hot)
+        count = out.shape[-1] - 5
+        hot = functional.one_hot(number[n], count).to(out.dtype)
+        category = category + (bce(found[:, 5:], hot) if count > 1 else 0)
     height, width = (outputs[0].shape[axis] * anchors.strides[0] for axis in (1, 2))
-    by_class = (outputs[0].shape[-1] - 5) / 80
-    total = 0.05 * box + height * width / 640**2 * objectness + 0.5 * by_class * category
+    by_area, by_class = (height * width / 640**2, count / 80) if scaled else (1, 1)
+    total = 0.05 * box + by_area * objectness + 0.5 * by_class * category
     return total * len(outputs[0])
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from detectors import Detector, detector_batches, detector_start
+import norm_nets as nets
+from detectors import CLASSES, Detector
 from federations import assert_close, run_rounds
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
@@ -28,7 +29,28 @@ def as_read(images, dtype):
 
 
 def start():
-    return jax.tree.map(jnp.asarray, detector_start())
+    return nets.variables_of(MODEL, jnp.zeros((1, 32, 32, 3)))
+
+
+def detector_batches(clients=2, steps=2, size=3, seed=0):
+    """Images with boxes that they show, bright by class; the last image of the last client is
+    padding, and one has no box.
+    """
+    rng = np.random.default_rng(seed)
+    lead = (clients, steps, size)
+    image = rng.normal(0, 0.1, (*lead, 32, 32, 3))
+    boxes, number = np.zeros((*lead, 2, 4)), np.full((*lead, 2), -1, np.int32)
+    for at in np.ndindex(*lead):
+        for j in range(2 if at != (0, 0, 0) else 0):
+            low = rng.integers(0, 20, 2)
+            high = low + rng.integers(6, 12, 2)
+            number[(*at, j)] = rng.integers(0, CLASSES)
+            boxes[(*at, j)] = np.concatenate([low, high]) / 32
+            image[at][low[1] : high[1], low[0] : high[0], number[(*at, j)]] += 1 + at[0]
+    valid = np.ones(lead, bool)
+    valid[-1, -1, -1] = False
+    label = {"boxes": jnp.asarray(boxes, float), "class": jnp.asarray(number)}
+    return {"image": jnp.asarray(image, float), "label": label, "valid": jnp.asarray(valid)}
 
 
 def make(name, optimizer=SGD, **options):
@@ -46,18 +68,10 @@ def of_name(name):
     return make(name, optax.sgd(0.05), **own.get(name, {}))
 
 
-def in_float32():
-    """The start and the batches."""
-    both = start(), detector_batches()
-    return jax.tree.map(
-        lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, both
-    )
-
-
 @pytest.mark.parametrize("name", ["scaffold", "fedsam", "harmofl", "mixstyle"])
 def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
     """Nothing is compiled here; that losses fall is shown by the slow test below."""
-    method, (variables, batches) = of_name(name), in_float32()
+    method, variables, batches = of_name(name), start(), detector_batches()
     state = jax.eval_shape(lambda key, variables: method.init(key, variables, 2), KEY, variables)
     after, metrics = jax.eval_shape(method.round, state, batches, KEY)
     assert metrics["loss"].shape == (2,)
@@ -67,7 +81,7 @@ def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_method_that_needs_no_logits_trains_a_detector(name):
-    method, (variables, batches) = of_name(name), in_float32()
+    method, variables, batches = of_name(name), start(), detector_batches()
     state = method.init(KEY, variables, 2)
     losses = []
     for _ in range(10):
@@ -129,8 +143,7 @@ def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
 
 
 def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():
-    variables, batches = in_float32()
-    images = batches["image"][0, 0]
+    variables, images = start(), detector_batches()["image"][0, 0]
     for adaptation in (running(MODEL), tsmobn(MODEL), mixnorm(MODEL)):
         carry = adaptation.init(variables)
         (outputs,), _ = jax.eval_shape(adaptation.predict, variables, carry, images)

@@ -86,8 +86,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
     _, answers, split, predicted = some(volume=VOLUME, size=12)
     wide = split._replace(images=np.repeat(np.repeat(split.images, 20, 1), 20, 2))
     write_answers(
-        tmp_path,
-        {("a", ""): (answers, split, "test"), ("z", "running"): (answers, wide, "test")},
+        tmp_path, {("a", ""): (answers, split, "test"), ("z", "running"): (answers, wide, "test")}
     )
     found = read_answers(tmp_path)
     assert set(found) == {("a", ""), ("z", "running")}

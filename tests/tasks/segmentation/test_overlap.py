@@ -132,17 +132,6 @@ def test_distances_are_those_of_all_pairs_of_surface_pixels(kind, seed):
     np.testing.assert_allclose(assd, np.concatenate(expected).mean(), rtol=1e-12)
 
 
-def test_distances_do_not_depend_on_order_place_or_unit_and_are_0_of_equal_masks():
-    one, other = blob((20, 20), 1), blob((20, 20), 2)
-    found = hd95_and_assd(one, other)
-    assert hd95_and_assd(other, one) == found
-    wide = [np.pad(mask, ((3, 40), (25, 1))) for mask in (one, other)]
-    assert hd95_and_assd(*wide) == found
-    np.testing.assert_allclose(hd95_and_assd(one, other, (2.5, 2.5)), 2.5 * np.array(found))
-    np.testing.assert_allclose(hd95_and_assd(one.T, other.T), found)
-    assert hd95_and_assd(one, one) == (0, 0)
-
-
 def test_a_mask_without_the_region_leaves_distances_undefined():
     one, nothing = blob((9, 9), 0), np.zeros((9, 9), bool)
     for pair in ((one, nothing), (nothing, one), (nothing, nothing)):
@@ -174,10 +163,6 @@ def test_slices_of_a_volume_with_a_spacing_are_scored_together_in_millimetres():
     np.testing.assert_array_equal(found[0, 0], expected)
     assert expected[0] == 4  # the missing slice is that far away
     np.testing.assert_array_equal(found[1], 0)
-    alone = surface_scores(
-        predicted, label | {"spacing": np.tile(np.float32([4, 1, 1]), (3, 1))}, 2
-    )
-    assert alone[0, 0, 0] == 4
 
 
 def test_without_a_spacing_a_volume_has_the_mean_of_its_slices_or_tiles_in_pixels():

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-import masked
+import square_masks
 from fedjax_bn.tasks.segmentation.overlays import coloured, judged, overlays
 from fedjax_bn.training import plots
 
@@ -53,8 +53,8 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
 
 
 def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):
-    data = masked.dataset()
-    found = pixels_of(plots.samples([*data.domains], classes=masked.CLASSES))
+    data = square_masks.dataset()
+    found = pixels_of(plots.samples([*data.domains], classes=square_masks.CLASSES))
     assert has(found, 255 * np.array(to_rgb("gold")))
     monkeypatch.setattr(plots, "png", lambda figure: figure)
     large = data.domains[0].train.labels["mask"].repeat(40, 0)

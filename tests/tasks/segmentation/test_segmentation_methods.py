@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import norm_nets as nets
 from federations import NAMED, global_variables, in_float64
 from fedjax_bn import adaptation, task
 from fedjax_bn.adaptation.choice import ADAPTATIONS
@@ -42,16 +43,7 @@ def model_of(name):
 
 @cache
 def start_of(model=MODEL):
-    """Variables, every leaf moved a little, drawn without a compiled program."""
-    rng = np.random.default_rng(1)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        centre = {"scale": 1.0, "var": 1.0}.get(name, 0.0)
-        spread = np.prod(leaf.shape[:-1]) ** -0.5 if name == "kernel" else 0.1
-        return (centre + spread * rng.uniform(-1, 1, leaf.shape)).astype(np.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, KEY, IMAGE))
+    return nets.variables_of(model, IMAGE)
 
 
 def batches_of_masks(steps=2, size=3, seed=0):
@@ -111,19 +103,11 @@ def test_a_method_that_needs_a_classifier_refuses_masks_in_a_sentence(name):
         make(name)
 
 
-def in_torch(variables):
-    """PyTorch, and its network with these weights."""
+def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
+    """L_e = L + lambda ||g_e - g_g||^2, and its gradient by the weights and the mask."""
     torch = pytest.importorskip("torch")
     import torch_models
 
-    network = torch_models.UNet(2, 2, 1).double()
-    state = to_torch(MODEL, variables)
-    network.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
-    return torch, network
-
-
-def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
-    """L_e = L + lambda ||g_e - g_g||^2, and its gradient by the weights and the mask."""
     model, batch = MODEL, jax.tree.map(lambda leaf: leaf[0, 0], batches_of_masks())
     batch["image"] = batch["image"].astype(float)
     variables = with_masks(model, in_float64(start_of()))
@@ -140,8 +124,9 @@ def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
 
     (value, own), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(trained)
 
-    torch, network = in_torch(without(variables, "mask"))
-    functional = torch.nn.functional
+    network, functional = torch_models.UNet(2, 2, 1).double(), torch.nn.functional
+    state = to_torch(MODEL, without(variables, "mask"))
+    network.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
     mask = torch.tensor([0.7, 1.2], dtype=torch.float64, requires_grad=True)
     images = torch.tensor(np.asarray(batch["image"])).movedim(-1, 1)
     truth = torch.tensor(np.asarray(batch["label"]["mask"]).astype(np.int64))

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import masked
 import runs
+import square_masks
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import UNet
 from fedjax_bn.report.page import write_report
@@ -26,7 +26,8 @@ from fedjax_bn.training.evaluation.answers import read_answers
 
 @pytest.fixture
 def config(monkeypatch):
-    monkeypatch.setitem(experiment.DATASETS, "discs", lambda config: masked.dataset(slices=2))
+    data = square_masks.dataset(slices=2)
+    monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: data)
     changed = base()
     changed.model = "UNet:width=4:levels=2"
     changed.rounds, changed.eval_every = 4, 2
@@ -35,7 +36,7 @@ def config(monkeypatch):
     changed.eval_batch_size = changed.adapt_batch_size = 4
     changed.compilation_cache = ""
     changed.predictions = "csv"
-    changed.data.name, changed.data.path, changed.data.image_size = "discs", "/", masked.SIDE
+    changed.data.name, changed.data.path, changed.data.image_size = "squares", "/", 16
     return changed
 
 
@@ -62,14 +63,8 @@ def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
     assert len(rows) == 2 * len(kept["c", "running"].dice) * 2
     write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    for text in (
-        "Beyond Dice",
-        "HD95 mm",
-        "Dice of cup %",
-        "Truth and prediction",
-        "train: pixels",
-        "Pixels by class and client",
-    ):
+    headings = ("Beyond Dice", "HD95 mm", "Dice of corner %", "Pixels by class and client")
+    for text in (*headings, "Truth and prediction", "train: pixels"):
         assert text in page, text
     assert "accuracy by client" not in page
     result, _ = evaluate_finished.run(tmp_path, Request(internal=True), say=str)
@@ -94,10 +89,10 @@ def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
         given = model(num_classes=3), data, jnp.zeros((1, 16, 16, 3)), Recipe(), False
         return choose_task("package.module:Own", *given)
 
-    assert of(Own, masked.dataset()).segments == 3
+    assert of(Own, square_masks.dataset()).segments == 3
     for wrong in (MODELS["DigitCNN"], partial(Own, stride=2)):
         with pytest.raises(ConfigError, match="UNet"):
-            of(wrong, masked.dataset())
+            of(wrong, square_masks.dataset())
     for wrong in (UNet, Own):
         with pytest.raises(ConfigError, match="classifier"):
             of(wrong, runs.DATA)
