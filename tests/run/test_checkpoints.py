@@ -1,12 +1,13 @@
-"""Checkpoints of a run: which are kept, and damaged, older or other ones."""
+"""Checkpoints of a run: which are kept, damaged or other ones, and frozen leaves in them."""
 
-from pathlib import Path
-
+import jax
+import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.arguments.errors import CheckpointError
+from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.run import train
+from fedjax_bn.sharing import path_names
 from fedjax_bn.training import checkpoint
 
 
@@ -20,34 +21,16 @@ def test_a_finished_run_keeps_its_last_round_and_the_selected_one(tmp_path, late
     assert runs.steps(tmp_path, "selected") == [selected]
 
 
-def largest(folder: Path) -> Path:
-    """The file with the arrays."""
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
 
 
-def truncate(folder: Path) -> None:
-    file = largest(folder)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def with_a_bit_flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-def flip_a_bit(folder: Path) -> None:
-    content = bytearray(largest(folder).read_bytes())
-    content[len(content) // 2] ^= 4
-    largest(folder).write_bytes(content)
-
-
-def delete_the_manifest(folder: Path) -> None:
-    (folder / "default" / "manifest.ocdbt").unlink()
-
-
-def delete_the_checksums(folder: Path) -> None:
-    (folder / checkpoint.CHECKSUMS).unlink()
-
-
-DAMAGES = (truncate, flip_a_bit, delete_the_manifest, delete_the_checksums)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [half, with_a_bit_flipped, None])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     tmp_path, monkeypatch, capfd, damage
 ):
@@ -55,7 +38,11 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     runs.install(monkeypatch)
     (straight / "summary.json").unlink()
     newest = straight / "checkpoints" / "selected" / "6"  # its last round too
-    damage(newest)
+    if damage:
+        arrays = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+        arrays.write_bytes(damage(arrays.read_bytes()))
+    else:
+        (newest / checkpoint.CHECKSUMS).unlink()
     before = runs.files(straight)
     monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
@@ -64,3 +51,27 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     assert "\n" not in str(error.value)
     assert runs.files(straight) == before
     assert "Traceback" not in capfd.readouterr().err
+
+
+FROZEN = {"method": "fedbn", "frozen": "dense1,norm1"}
+
+
+def test_frozen_leaves_stay_as_they_start_and_are_saved_once(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    folder = tmp_path / "run"
+    runs.run(folder, rounds=1, **FROZEN)
+    start = train.prepare(runs.config(**FROZEN))[2]()
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, start).frozen, start.frozen)
+    tree = checkpoint.all_arrays(folder / "checkpoints" / "selected" / "1")
+    leaves = [
+        (path_names(path)[0], leaf.shape)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if "dense1" in str(path)
+    ]
+    assert sorted(leaves) == [("frozen", (6, 16)), ("frozen", (16,))]
+
+    other = jax.eval_shape(train.prepare(runs.config(method="fedbn", frozen="head"))[2])
+    with pytest.raises(CheckpointError, match=r"frozen/.*norm1"):
+        runs.saved(folder, other)
+    with pytest.raises(WorkdirError, match=r"frozen \('dense1,norm1'"):
+        runs.run(folder, rounds=1, method="fedbn", frozen="head")

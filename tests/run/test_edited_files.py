@@ -57,5 +57,7 @@ def test_torn_lines_after_the_checkpoint_are_dropped_and_missing_ones_refused(fo
     path.write_bytes(b"".join([*lines[:4], lines[4][:20]]))
     assert workdir.rounds_recorded(path) == 4
     assert [record["round"] for record in workdir.read_lines(path, 4)] == [1, 2, 3, 4]
-    with pytest.raises(UserError, match="round 5"):
-        workdir.read_lines(path, 5)
+    for left, missing in ((lines[:4], 5), (lines[:1] + lines[2:], 2), ([], 1)):
+        path.write_bytes(b"".join(left))
+        with pytest.raises(UserError, match=f"round {missing} of the 5"):
+            workdir.read_lines(path, 5)

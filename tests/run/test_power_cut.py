@@ -193,16 +193,6 @@ def test_a_run_that_goes_on_from_one_of_them_ends_with_the_same_bits(recorded, t
     assert runs.steps(folder, "selected") == runs.steps(recorded.folder, "selected")
 
 
-def test_a_run_goes_back_to_the_checkpoint_that_its_records_suffice_for(recorded, tmp_path):
-    both = {f"checkpoints/latest/{number}/{checkpoint.CHECKSUMS}" for number in (4, 5)}
-    image = dict([image for image in recorded.images if both <= image.keys()][-1])
-    lines = image["metrics.jsonl"].splitlines()
-    image["metrics.jsonl"] = b"\n".join([*lines[:4], lines[4][:30]])
-    state, records = train.resume(lay(image, tmp_path), recorded.start())
-    jax.tree.map(np.testing.assert_array_equal, state, recorded.states[4])
-    assert len(records) == 4
-
-
 def test_what_a_power_cut_empties_in_a_checkpoint_is_not_needed_but_its_form_is_checked(tmp_path):
     state = {"a": np.arange(3.0), "round": np.int32(2)}
     folder = tmp_path / "latest"

@@ -187,6 +187,18 @@ def test_patience_ends_so_many_rounds_behind_the_best_one(means, patience, stops
     assert out_of_patience(validated(*means), patience) is stops
 
 
+@pytest.mark.parametrize(
+    ("means", "selected"),
+    [
+        ((None, 50, None, 60, 40), 4),
+        ((None, 60, None, 60, 60), 2),  # the first of equals
+        ((70, 60, 50), 1),
+    ],
+)
+def test_the_round_with_the_best_mean_validation_accuracy_is_selected(means, selected):
+    assert select_round(validated(*means)) == selected
+
+
 KEYS = {"rounds": 14, "eval_every": 1, "checkpoint_every": 5, "optimizer__learning_rate": 0.3}
 
 

@@ -119,14 +119,6 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     assert_same_end(tmp_path / "stopped", straight, runs.config())
 
 
-def test_a_finished_run_says_so_and_touches_nothing(straight):
-    before, said = runs.files(straight), []
-    summary = train.run(runs.config(), straight, say=said.append)
-    assert said == [f"{straight} holds a finished run of fedbn; nothing to do."]
-    assert runs.files(straight) == before
-    assert summary == workdir.read_json(straight / "summary.json")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

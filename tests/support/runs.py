@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,23 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
         for tag, value in scalars_of(line):
             tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
     return tags
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list that grows by each program that JAX compiles."""
+    compiled = []
+
+    def count(event: str, seconds: float, **rest: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        yield compiled
+    finally:
+        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # jax 0.7 has none
+            jax.monitoring.unregister_event_duration_listener(count)
 
 
 def without_times(record: dict) -> dict:
