@@ -74,6 +74,7 @@ def test_cifar10_c_leaves_a_type_of_corruption_out(tmp_path):
     assert all(len(domain.test.labels) == 20 for domain in experiment.unseen)
 
 
+@pytest.mark.slow
 def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     """A.6: 30 clients of three domains, iid or Dirichlet."""
     changes = [*small_pacs.items(), ("data.partition", "dirichlet")]

@@ -12,12 +12,11 @@ import pytest
 import norm_nets as nets
 import runs
 from fedjax_bn import adaptation
-from fedjax_bn.adaptation import with_clients
-from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.experiment.build import read_evaluation
@@ -92,32 +91,6 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
             logits.append(out)
         expected[text] = percent(np.concatenate(logits), data.labels[order])
     assert ours == pytest.approx(expected)
-
-
-def test_all_adaptations_can_be_chosen_by_name(state):
-    received, pixels = global_variables(state), PREPARE(jnp.asarray(split().images), jnp.float32)
-    variables = with_clients(received, client_variables(state))
-    texts = sorted(set(ADAPTATIONS) - {"learned_alpha"})  # no gates in this federation
-
-    @jax.jit  # one program for all
-    def predict(variables):
-        chosen = {text: choose_adaptation(text, MODEL).adaptation for text in texts}
-        carries = {text: one.init(variables) for text, one in chosen.items()}
-        found = {
-            text: one.predict(variables, carries[text], pixels, np.ones(11, bool))
-            for text, one in chosen.items()
-        }
-        return carries, found
-
-    plain, (carries, found) = MODEL.apply(received, pixels), predict(variables)
-    for text, (logits, carry) in found.items():
-        assert logits.shape == (11, nets.CLASSES)
-        assert np.isfinite(logits).all()
-        assert np.allclose(logits, plain, rtol=1e-3, atol=1e-4) == (text == "running"), text
-        assert jax.tree.structure(carry) == jax.tree.structure(carries[text])
-    carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
-    learning = {"tent", "sar", "shot", "t3a", "atp"}
-    assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
 
 
 def test_alphas_and_features_cover_all_samples_in_order(state):

@@ -15,7 +15,6 @@ from small_images import dataset_of_images
 DATA = dataset_of_images(runs.NAMES, 0.4, 0.3, ("dark", "grey", "bright"))
 KEYS = {"data__image_size": 8, "rounds": 2, "model": "MLP", "target": ""}
 WAYS = {
-    "fedbn": {"method": "fedbn"},
     "gates": {"method": "fedig:gates=True", "model": "SmallCNN"},
     "own model": {"method": "ditto"},
     "absent clients": {"method": "fedbn", "clients_per_round": 1},

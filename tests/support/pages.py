@@ -12,16 +12,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(html.parser.HTMLParser):
-    """The tables of a page as texts, its paragraphs, and its tags."""
+    """The tables and paragraphs of a page as texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
+        self.tables, self.paragraphs, self.attributes = [], [], []
         self.open, self.text = None, text
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
         self.attributes += attrs
         if tag == "table":
             self.tables.append([])
@@ -61,13 +60,7 @@ def curves_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def in_browser(text: str, script: str, folder: Path) -> str:
-    """The page as Chromium has it once a script of the reader's has run.
-
-    Args:
-      text: HTML.
-      script: JavaScript.
-      folder: for the page and the browser's files.
-    """
+    """A page's HTML as Chromium has it once a script of the reader's has run."""
     page = folder / "page-in-browser.html"
     page.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
