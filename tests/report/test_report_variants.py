@@ -67,10 +67,7 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
         more = {"spectra": 8} if name == "feddg" else {}
         METHODS[name](norm_free if name == "fedwon" else model, optax.sgd(0.1), **more)
         own = own_rules(name)
-        if (weigh := given["weigh"]) is not None:
-            assert own["weigh"] in str(weigh), name
-        else:
-            assert own["weigh"] == "by_size", name
+        assert own["weigh"] in str(given["weigh"] or "by_size"), name
         if given["share"] in vars(sharing).values():
             assert given["share"] is getattr(sharing, own["share"]), name
 

@@ -115,23 +115,16 @@ def test_checkpoints_are_read_by_plain_orbax(outcome):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_reads_every_round_once(outcome):
-    seen = runs.scalars(outcome[0])
-    assert seen == runs.expected_scalars(outcome[0])
-    assert [step for step, _ in seen["loss/ant"]] == [1, 2, 3, 4, 5]
-    assert [step for step, _ in seen["accuracy/mean"]] == [2, 4, 5]
-    assert "unseen/dog/batch" in seen
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path):
     folder = runs.unfinished(tmp_path / "again", config())
     shutil.rmtree(folder / "checkpoints" / "latest" / "5")
     for file in (folder / "events").iterdir():
         file.write_bytes(file.read_bytes()[:-30])
     runs.train.run(config(), folder, say=lambda text: None)
-    assert runs.scalars(folder) == runs.expected_scalars(folder)
-    assert len(runs.lines(folder)) == 5
+    seen = runs.scalars(folder)
+    assert seen == runs.expected_scalars(folder)
+    assert [step for step, _ in seen["loss/ant"]] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in seen["unseen/dog/batch"]] == [2, 4, 5]
 
 
 def test_a_baseline_has_a_workdir_of_its_own_and_differs_in_the_method_only(outcome):
