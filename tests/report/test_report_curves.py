@@ -81,7 +81,7 @@ def test_the_best_is_named_with_those_that_differ_by_chance(tmp_path):
 
 
 CLICKS = """
-document.querySelectorAll("thead th button")[4].click();
+document.querySelectorAll("thead th button")[1].click();
 const svg = document.querySelector("figure.chart svg"), box = svg.getBoundingClientRect();
 svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clientY: box.top + 9}));
 document.querySelectorAll(".choice button")[2].click();

@@ -19,15 +19,10 @@ def finished(
     tested_on: str = "test",
     **changes: object,
 ) -> Path:
-    """A finished run of two rounds, both of which were evaluated, with the same scores.
+    """FOLDER/METHOD-SEED, or FOLDER/NAME: a run of two rounds, both evaluated, of equal scores.
 
-    Args:
-      folder: of which the workdir is `METHOD-SEED`, or `changes["name"]`.
-      method, seed, dataset: of the run.
-      tested_on: which samples the scores of internal clients are of.
-      internal: client -> accuracy in percent; their mean is added.
-      unseen: domain -> adaptation -> accuracy in percent.
-      **changes: keys of the configuration, `__` for a dot.
+    Scores are in percent: client -> accuracy, to which their mean is added, and domain ->
+    adaptation -> accuracy. `changes` are keys of the configuration, `__` for a dot.
     """
     place = folder / str(changes.pop("name", f"{method}-{seed}"))
     place.mkdir(parents=True)

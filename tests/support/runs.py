@@ -52,10 +52,9 @@ FINISHED: dict[str, Path] = {}
 
 
 def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
-    """Makes `data.name=tiny` known for one test.
+    """Makes `data.name=tiny` known; without data of their own, equal runs share what they compile.
 
-    To save time, samples are drawn only if `draw`, and equal configurations share what they
-    compile, unless they have data of their own.
+    Samples are drawn as pictures only if `draw`.
     """
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
@@ -88,11 +87,7 @@ def _prepared_once(prepare: Callable) -> Callable:
 
 
 def _once(function: Callable) -> Callable:
-    """The function, called once for all experiments of one method that `prepare` has built.
-
-    Rounds of data on the device, which read nothing from a stream, are compiled once; others are
-    opened again.
-    """
+    """The function, called once a method that `prepare` has built; streams are opened again."""
 
     @wraps(function)  # whose name is a part of the key, also where it is installed twice
     def remembered(*given: object) -> object:
@@ -139,10 +134,7 @@ def run(folder: Path, **changes: object) -> dict:
 
 
 def finished(folder: Path, **changes: object) -> Path:
-    """The folder with a finished run on the tiny data, which stay only for that run.
-
-    Where this process has made the same run before, it is a copy.
-    """
+    """The folder with a finished run, a copy where this process has made the same run before."""
     key = config(**changes).to_json_best_effort(sort_keys=True)
     if key not in FINISHED:
         FINISHED[key] = folder.with_name(f"{folder.name}-kept")  # which no test changes
