@@ -93,11 +93,13 @@ def read_all(folder) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
-@pytest.mark.parametrize("half", [True, False])
-def test_a_damaged_file_is_named_whole(folder, name, half):
-    text = (folder / name).read_text()
-    (folder / name).write_text(text[: len(text) // 2] if half else "\0" * 100)
-    with pytest.raises(UserError, match=str(folder / name)):
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_damaged_or_missing_file_is_named_whole(folder, name, missing):
+    content = half((folder / name).read_bytes())
+    (folder / name).unlink()
+    if not missing:
+        (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=str(folder if missing else folder / name)):
         read_all(folder)
 
 

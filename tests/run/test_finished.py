@@ -13,14 +13,14 @@ import norm_nets as nets
 import runs
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
+from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.experiment.build import read_evaluation
-from fedjax_bn.run.files.finished import read_about, restore_state
+from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
@@ -116,8 +116,3 @@ def test_the_selected_checkpoint_is_taken_before_the_latest(state, tmp_path):
             checkpoint.save(manager, round, state._replace(round=jnp.asarray(round, jnp.int32)))
         found, number = restore_state(tmp_path, jax.eval_shape(lambda: state))
         assert number == int(found.round) == round
-
-
-def test_a_folder_without_a_run_is_named_whole(tmp_path):
-    with pytest.raises(WorkdirError, match=str(tmp_path)):
-        read_about(tmp_path)
