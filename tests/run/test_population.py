@@ -17,7 +17,7 @@ from fedjax_bn.training.population import PopulationState
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
 EVERYBODY = np.arange(4, dtype=np.int32)
-FAST = ("fedbn, remembering",)  # which has all three parts
+FAST = "fedbn, remembering"  # which has all three parts
 
 
 def on_host(state):
@@ -29,7 +29,7 @@ def on_host(state):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != FAST)) for name in NAMES]
 )
 def test_rounds_of_rows_on_the_host_are_those_of_rows_on_the_device(x64, name):
     """Two overlapping cohorts; in the second a client sits out."""

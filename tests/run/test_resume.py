@@ -36,7 +36,6 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def straight(tmp_path) -> Path:
-    """A tiny run that was not stopped."""
     return runs.finished(tmp_path / "straight")
 
 
