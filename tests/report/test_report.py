@@ -19,7 +19,7 @@ from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.training.evaluation.answers import Answers, write_answers
 from finished_folders import counted, finished
-from pages import CHROMIUM, Page, curves_of, in_browser, page_of
+from pages import curves_of, page_of
 
 FEDBN = {"ant": (70, 72, 71), "bee": (80, 82, 84)}
 FEDAVG = {"ant": (60, 61, 64), "bee": (81, 80, 82)}
@@ -211,18 +211,3 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
     for arguments in (("report", "nowhere"), ("report", "runs", "--out", "x.csv")):
         assert runs.command(*arguments) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-CLICK = """
-document.querySelectorAll("thead th button")[4].click();
-const svg = document.querySelector("figure.chart svg"), box = svg.getBoundingClientRect();
-svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clientY: box.top + 9}));
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
-def test_columns_sort_and_curves_are_read_off_in_a_browser(report, tmp_path):
-    shown = in_browser(report[0].text, CLICK, tmp_path)
-    assert [row[0] for row in Page(shown).tables[0][1:]] == ["fedbn", "fedavg"]
-    assert "round 2: fedavg 71.33, fedbn 76.5" in shown

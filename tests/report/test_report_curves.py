@@ -6,7 +6,7 @@ import re
 import pytest
 
 from finished_folders import finished
-from pages import CHROMIUM, curves_of, in_browser, page_of
+from pages import CHROMIUM, Page, curves_of, in_browser, page_of
 
 MEASURES = {"balanced_accuracy": 55.0, "auc": 0.75, "loss": 1.25, "ece": 9.5}
 HEADS = ["accuracy %", "balanced accuracy %", "AUC", "cross entropy", "calibration error %"]
@@ -80,20 +80,10 @@ def test_the_best_is_named_with_those_that_differ_by_chance(tmp_path):
     assert verdict.endswith("the difference is real. Not distinguishable from it: fedprox.")
 
 
-def test_one_round_makes_no_curve(tmp_path):
-    place = finished(tmp_path, "fedbn", 0, {"ant": 60.0})
-    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    del records[0]["accuracy"]
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    (place / "metrics.jsonl").write_text(text)
-    page = page_of(tmp_path).text
-    assert "One round was evaluated" in page
-    assert 'class="panel"' not in page
-    # the training loss and its mean
-    assert [name for name, _, _ in curves_of(page)] == ["fedbn", "fedbn"]
-
-
 CLICKS = """
+document.querySelectorAll("thead th button")[1].click();
+const svg = document.querySelector("figure.chart svg"), box = svg.getBoundingClientRect();
+svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clientY: box.top + 9}));
 document.querySelectorAll(".choice button")[2].click();
 document.querySelector('.key button[data-name="fedbn"]').click();
 """
@@ -101,10 +91,12 @@ document.querySelector('.key button[data-name="fedbn"]').click();
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
-def test_a_measure_is_chosen_and_a_line_turned_off_in_a_browser(tmp_path):
-    for method in ("fedavg", "fedbn"):
-        with_measures(finished(tmp_path, method, 0, {"ant": 60.0}))
+def test_a_reader_sorts_columns_reads_curves_chooses_a_measure_and_turns_a_line_off(tmp_path):
+    for method, share in (("fedavg", 60.0), ("fedbn", 70.0)):
+        with_measures(finished(tmp_path, method, 0, {"ant": share}))
     shown = in_browser(page_of(tmp_path).text, CLICKS, tmp_path)
+    assert [row[0] for row in Page(shown).tables[0][1:]] == ["fedbn", "fedavg"]
+    assert "round 2: fedavg 60, fedbn 70" in shown
     inside = section(shown, "Test scores of internal clients")
     panels = re.findall(r'<div class="panel" data-title="([^"]*)"( hidden="")?>', inside)
     assert [head for head, hidden in panels if not hidden] == ["AUC"]

@@ -10,7 +10,7 @@ from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report.finished_runs import find_runs, variants_of
-from fedjax_bn.report.published import beside, published
+from fedjax_bn.report.published import beside, cells, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
@@ -67,10 +67,7 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
         more = {"spectra": 8} if name == "feddg" else {}
         METHODS[name](norm_free if name == "fedwon" else model, optax.sgd(0.1), **more)
         own = own_rules(name)
-        if (weigh := given["weigh"]) is not None:
-            assert own["weigh"] in str(weigh), name
-        else:
-            assert own["weigh"] == "by_size", name
+        assert own["weigh"] in str(given["weigh"] or "by_size"), name
         if given["share"] in vars(sharing).values():
             assert given["share"] is getattr(sharing, own["share"]), name
 
@@ -160,3 +157,57 @@ def test_variants_of_fedig_have_the_numbers_of_their_rows(tmp_path, method, tabl
 def test_a_method_with_a_rule_that_no_paper_has_gets_no_number(tmp_path):
     finished(tmp_path, "fedavg", 0, {"svhn": 1.0}, None, "digits", weigh="risk_extrapolation")
     assert printed(tmp_path, "internal", "fedavg", "svhn") == {}
+
+
+FILES = {
+    "FedBN": "fedbn",
+    "FedIG-A": "fedig",
+    "TsmoBN": "tsmobn",
+    "UniFed": "unifed",
+    "FedCD": "fedcd",
+}
+
+
+def rows_as_printed() -> dict[tuple[str, ...], list]:
+    """Paper and row of a table -> its cells, from left to right."""
+    rows = {}
+    for cell in cells():
+        where = (cell.dataset, cell.setting)
+        if (cell.paper, cell.table) == ("FedBN", "1"):  # three datasets beside one another
+            where = ()
+        if (cell.paper, cell.table) == ("FedBN", "14"):  # shares of the data beside one another
+            where = (cell.column,)
+        rows.setdefault((cell.paper, cell.table, *where, cell.method), []).append(cell)
+    return rows
+
+
+def stands_in(text: list[float], row: list) -> bool:
+    """Whether the means of a row follow one another in a text, and its deviations are among them.
+
+    Between two means may be a deviation, which some tables print in the next line.
+    """
+    means = [cell.mean for cell in row]
+    stds = {cell.std for cell in row} - {None}
+    for start in (i for i, number in enumerate(text) if number == means[0]):
+        rest = iter(text[start : start + 2 * len(means) + 6])
+        if all(mean in rest for mean in means) and stds <= set(text[start : start + 4 * len(row)]):
+            return True
+    return False
+
+
+def test_every_row_of_numbers_stands_in_the_text_of_its_paper(shared):
+    """The papers' own text is read; the table of numbers beside it is where ours come from."""
+    texts = {
+        paper: [float(number) for number in re.findall(r"\d+\.\d+", file.read_text())]
+        for paper, file in (
+            (paper, shared / "papers" / f"{name}.txt") for paper, name in FILES.items()
+        )
+    }
+    rows = rows_as_printed()
+    assert sum(map(len, rows.values())) == 2037
+    assert [where for where, row in rows.items() if not stands_in(texts[where[0]], row)] == []
+
+
+def test_an_unknown_value_is_an_error():
+    with pytest.raises(ValueError, match=r"'FedBM'.*FedBN, FedCD"):
+        published(paper="FedBM")

@@ -16,11 +16,7 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.report.results import difference_of_parts, over_seeds, welch
 from fedjax_bn.task import accuracy, classification, confusion
 from fedjax_bn.training.callbacks.client_logs import read_distances
-from fedjax_bn.training.evaluation.answers import (
-    Answers,
-    read_answers,
-    write_answers,
-)
+from fedjax_bn.training.evaluation.answers import Answers, read_answers, write_answers
 
 
 def some_answers(classes, count=60, seed=0):

@@ -1,13 +1,17 @@
-"""Checkpoints of a run: which are kept, and damaged, older or other ones."""
+"""Checkpoints and other files of a run: which are kept, and damaged or other ones."""
 
-from pathlib import Path
+import json
 
+import jax
+import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.arguments.errors import CheckpointError
+from fedjax_bn.arguments.errors import CheckpointError, UserError, WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.training import checkpoint
+from fedjax_bn.run.files import finished
+from fedjax_bn.sharing import path_names
+from fedjax_bn.training import checkpoint, workdir
 
 
 @pytest.mark.parametrize(("latest", "selected"), [(6, 4), (6, 6)])
@@ -20,34 +24,16 @@ def test_a_finished_run_keeps_its_last_round_and_the_selected_one(tmp_path, late
     assert runs.steps(tmp_path, "selected") == [selected]
 
 
-def largest(folder: Path) -> Path:
-    """The file with the arrays."""
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
 
 
-def truncate(folder: Path) -> None:
-    file = largest(folder)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def with_a_bit_flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-def flip_a_bit(folder: Path) -> None:
-    content = bytearray(largest(folder).read_bytes())
-    content[len(content) // 2] ^= 4
-    largest(folder).write_bytes(content)
-
-
-def delete_the_manifest(folder: Path) -> None:
-    (folder / "default" / "manifest.ocdbt").unlink()
-
-
-def delete_the_checksums(folder: Path) -> None:
-    (folder / checkpoint.CHECKSUMS).unlink()
-
-
-DAMAGES = (truncate, flip_a_bit, delete_the_manifest, delete_the_checksums)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [half, with_a_bit_flipped, None])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     tmp_path, monkeypatch, capfd, damage
 ):
@@ -55,7 +41,11 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     runs.install(monkeypatch)
     (straight / "summary.json").unlink()
     newest = straight / "checkpoints" / "selected" / "6"  # its last round too
-    damage(newest)
+    if damage:
+        arrays = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+        arrays.write_bytes(damage(arrays.read_bytes()))
+    else:
+        (newest / checkpoint.CHECKSUMS).unlink()
     before = runs.files(straight)
     monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
@@ -64,3 +54,78 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     assert "\n" not in str(error.value)
     assert runs.files(straight) == before
     assert "Traceback" not in capfd.readouterr().err
+
+
+FROZEN = {"method": "fedbn", "frozen": "dense1,norm1"}
+
+
+def test_frozen_leaves_stay_as_they_start_and_are_saved_once(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    folder = tmp_path / "run"
+    runs.run(folder, rounds=1, **FROZEN)
+    start = train.prepare(runs.config(**FROZEN))[2]()
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(folder, start).frozen, start.frozen)
+    tree = checkpoint.all_arrays(folder / "checkpoints" / "selected" / "1")
+    leaves = [
+        (path_names(path)[0], leaf.shape)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if "dense1" in str(path)
+    ]
+    assert sorted(leaves) == [("frozen", (6, 16)), ("frozen", (16,))]
+
+    other = jax.eval_shape(train.prepare(runs.config(method="fedbn", frozen="head"))[2])
+    with pytest.raises(CheckpointError, match=r"frozen/.*norm1"):
+        runs.saved(folder, other)
+    with pytest.raises(WorkdirError, match=r"frozen \('dense1,norm1'"):
+        runs.run(folder, rounds=1, method="fedbn", frozen="head")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return runs.finished(tmp_path / "run")
+
+
+def read_all(folder) -> None:
+    """Reads a workdir as a run that continues and an evaluation do."""
+    finished.read_about(folder)
+    workdir.read_json(folder / "summary.json", workdir.SUMMARY)
+    workdir.read_lines(folder / "metrics.jsonl", 6)
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_damaged_or_missing_file_is_named_whole(folder, name, missing):
+    content = half((folder / name).read_bytes())
+    (folder / name).unlink()
+    if not missing:
+        (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=str(folder if missing else folder / name)):
+        read_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("config.json", {"form": None}, "has no 'form'"),
+        ("summary.json", {"rounds": None}, "has no 'rounds'"),
+        ("config.json", {"versions": {"fedjax_bn": "0.1.7"}}, r"0\.1\.7"),
+    ],
+)
+def test_what_a_file_lacks_and_another_version_are_named(folder, name, change, match):
+    content = json.loads((folder / name).read_text()) | change
+    content = {key: value for key, value in content.items() if value is not None}
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=match):
+        read_all(folder)
+
+
+def test_torn_lines_after_the_checkpoint_are_dropped_and_missing_ones_refused(folder):
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], lines[4][:20]]))
+    assert workdir.rounds_recorded(path) == 4
+    assert [record["round"] for record in workdir.read_lines(path, 4)] == [1, 2, 3, 4]
+    for left, missing in ((lines[:4], 5), (lines[:1] + lines[2:], 2), ([], 1)):
+        path.write_bytes(b"".join(left))
+        with pytest.raises(UserError, match=f"round {missing} of the 5"):
+            workdir.read_lines(path, 5)

@@ -18,34 +18,24 @@ SETTINGS = {
 }
 HIT, MISS = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
 
-SEEN: list[str] = []  # hits and misses since a test began
-
-
-def listen(event: str, **rest: object) -> None:
-    if event in (HIT, MISS):
-        SEEN.append(event)
-
-
-jax.monitoring.register_event_listener(listen)  # the oldest JAX cannot take it back
-
 
 @pytest.fixture
 def events(monkeypatch):
     """Turns the cache on for one test and keeps every program; lists hits and misses."""
-    before = {name: getattr(jax.config, name) for name in SETTINGS}
-    SEEN.clear()
     for name in [name for name in os.environ if name.startswith(("JAX_COMPIL", "JAX_PERSIST"))]:
         monkeypatch.delenv(name)  # the suite's own
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    configure(SETTINGS)
-    yield SEEN
-    configure(before)
-
-
-def configure(settings: dict) -> None:
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    reset_cache()
+    before, seen = {name: getattr(jax.config, name) for name in SETTINGS}, []
+    # The oldest JAX cannot take it back.
+    jax.monitoring.register_event_listener(
+        lambda event, **rest: seen.append(event) if event in (HIT, MISS) else None
+    )
+    for settings in (SETTINGS, before):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        reset_cache()
+        if settings is SETTINGS:
+            yield seen
 
 
 def compile_and_run() -> float:

@@ -1,10 +1,17 @@
 """The configuration: keys, types and ranges, from the command line and from config files."""
 
+import inspect
+
+import optax
 import pytest
 
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run.config import base, check, flatten, override
 from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.method import METHODS, OF_CALLER, PERTURBATIONS, WEIGHING
 
 VALID = [
     # text, key, value
@@ -28,6 +35,15 @@ WRONG = [
     ("on_nonfinite=ignore", "valid are drop, stop"),
     ("data.cache=None", "a folder that begins"),
     ("data.partition=drawn:9", "dirichlet:alpha=A:smallest=N, drawn"),
+    ("batch_size=1" + "0" * 30, " must be "),
+    ("rounds=2147483648", " must be "),
+    ("local_epochs=10000000", " must be "),
+    ("client_epochs=1000000,1,1", " must be "),
+    ("optimizer.momentum=1", " must be "),
+    ("seed=4294967296", " must be "),
+    ("data.partition=dirichlet:smallest=0", " must be "),
+    ("data.partition=nonsense", " must be "),
+    ("optimizer.learning_rate=1e-50", " must be "),
 ]
 
 
@@ -105,3 +121,28 @@ def test_a_mistake_in_a_config_file_is_named_in_one_line(tmp_path, body, message
         read(write(tmp_path, body), [("data.name", "tiny")])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+FACTORIES = [*METHODS.values(), *ADAPTATIONS.values(), *WEIGHING.values()]
+FACTORIES += [*PERTURBATIONS.values(), MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer]
+STATED = [
+    (factory, key, argument.range)
+    for factory in FACTORIES
+    for key, argument in plain_arguments(factory, OF_CALLER).items()
+    if argument.kind in (int, float) and key != "local_epochs"  # a key of the run
+]
+
+
+@pytest.mark.parametrize(
+    ("factory", "key", "allowed"), STATED, ids=lambda x: getattr(x, "__name__", str(x)[:20])
+)
+def test_python_and_the_configuration_know_the_same_range(factory, key, allowed):
+    values = (-1.0, 2.0, -1, 0, 10**30, float("inf"))
+    kind = plain_arguments(factory, OF_CALLER)[key].kind
+    wrong = [value for value in values if type(value) is kind and not allowed.holds(value)]
+    assert wrong, "a range that refuses nothing"
+    parts, signature = {"model": MLP(), "optimizer": optax.sgd(0.1)}, inspect.signature(factory)
+    needed = {name: parts[name] for name in parts if name in signature.parameters}
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"{key}=.* must be "):
+            factory(**needed, **{key: value})

@@ -5,6 +5,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
 
@@ -73,6 +74,7 @@ def test_cifar10_c_leaves_a_type_of_corruption_out(tmp_path):
     assert all(len(domain.test.labels) == 20 for domain in experiment.unseen)
 
 
+@pytest.mark.slow
 def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     """A.6: 30 clients of three domains, iid or Dirichlet."""
     changes = [*small_pacs.items(), ("data.partition", "dirichlet")]
@@ -87,41 +89,28 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     assert "dirichlet:smallest=1" in (runs.ROOT / "configs/pacs_30_clients.py").read_text()
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps", "epochs", "batch_size"),
-    [
-        ("", 200, 1, 64),
-        ("protocol=fedcd", 0, 5, 16),
-        ("rounds=3,protocol=fedcd,batch_size=8", 0, 5, 8),
-    ],
-)
-def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_size):
-    config = read(f"configs/pacs.py:{changes}" if changes else "configs/pacs.py")
-    assert (config.local_steps, config.local_epochs) == (steps, epochs)
-    assert config.batch_size == batch_size
-    assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)
-    share, model = (0.1, "own") if epochs == 5 else (0.2, "global")
-    assert (config.data.validation, config.validate_with) == (share, model)
+PACS = "batch_size=64,local_steps=200,local_epochs=1,optimizer.learning_rate=0.01"
+FEDCD = "local_steps=0,local_epochs=5,optimizer.learning_rate=0.001,data.validation=0.1"
+ADAM = "optimizer.name=adam,optimizer.learning_rate=0.0001,data.truncate=None"
+ELCFS = "rounds=100,batch_size=5,data.image_size=384,optimizer.learning_rate=0.001,target=UCL"
 
 
 @pytest.mark.parametrize(
-    ("protocol", "rounds", "batch_size", "rate", "side"),
+    ("config", "expected"),
     [
-        ("patients", 200, 8, 1e-4, 384),
-        ("harmofl", 500, 16, 1e-4, 384),
-        ("fl_medsegbench", 400, 8, 1e-4, 256),
-        ("feddg", 100, 5, 1e-3, 384),
+        ("pacs.py", f"{PACS},data.validation=0.2,validate_with=global"),
+        ("pacs.py:protocol=fedcd", f"{FEDCD},batch_size=16,validate_with=own"),
+        ("pacs.py:rounds=3,protocol=fedcd,batch_size=8", f"{FEDCD},rounds=3,batch_size=8"),
+        ("patients", f"{ADAM},rounds=200,batch_size=8,data.image_size=384,data.protocol="),
+        ("harmofl", f"{ADAM},rounds=500,batch_size=16,data.truncate=True,weigh=uniform"),
+        ("fl_medsegbench", f"{ADAM},rounds=400,batch_size=8,data.image_size=256"),
+        ("feddg", f"{ELCFS},optimizer.name=adam,data.truncate=None,weigh=,data.protocol="),
     ],
 )
-def test_prostate_has_the_protocols_of_three_codes(protocol, rounds, batch_size, rate, side):
+def test_pacs_and_prostate_have_the_protocols_of_papers_and_codes(config, expected):
     """fed_train.py of HarmoFL, scripts/ of FL-MedSegBench, train_ELCFS.py of FedDG."""
-    config = read(f"configs/prostate.py:protocol={protocol}")
-    assert config.data.protocol == ("" if protocol in ("patients", "feddg") else protocol)
-    assert (config.rounds, config.batch_size, config.data.image_size) == (rounds, batch_size, side)
-    assert (config.optimizer.name, config.optimizer.learning_rate) == ("adam", rate)
-    equal = (True, "uniform") if protocol == "harmofl" else (None, "")
-    assert (config.data.truncate, config.weigh) == equal
-    assert config.target == ("UCL" if protocol == "feddg" else "")
+    source = f"configs/{config}" if ".py" in config else f"configs/prostate.py:protocol={config}"
+    assert override(read(source), expected) == read(source)
 
 
 def test_a_protocol_that_there_is_not_is_refused():

@@ -1,7 +1,5 @@
 """Every mistake of a user ends with an error of one line and leaves nothing half-written."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -47,15 +45,8 @@ def fails(capfd, *arguments: str, status: int = 2) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch, request):
-    """Fails a test in which a round is compiled, but for those that train on purpose."""
-    if "trains" not in request.fixturenames:
-        monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
-
-
-@pytest.fixture
-def trains(monkeypatch):
-    runs.install(monkeypatch)
+def nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,14 +70,6 @@ def test_a_mistake_names_culprit_and_remedy_in_one_line_and_makes_no_workdir(
     for part in parts:
         assert part in text
     assert not folder.exists()
-
-
-def test_a_process_of_its_own_prints_one_line_and_no_traceback():
-    process = runs.start("--config", QUICK, "--config.rouds=3")
-    errors = process.communicate(timeout=120)[1]
-    assert process.returncode == 2
-    assert errors.count("\n") == 1, errors
-    assert "rounds" in errors
 
 
 def arrays_of(**changes):
@@ -144,30 +127,11 @@ def test_a_folder_that_a_run_was_killed_in_at_once_is_accepted(tmp_path):
     assert workdir.read_json(tmp_path / "config.json") == {"config": {"rounds": 3}, "data": "x"}
 
 
-def line(number, name="ant"):
-    """A line of metrics.jsonl."""
-    record = {"round": number, "loss": {name: 1.5}, "weights": {name: 1.0}, "seconds": 0.1}
-    return json.dumps(record).encode() + b"\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "bad"),
-    [(b"", 1), (line(1) + line(2)[:-20], 2), (line(1) + line(3), 2)],
-)
-def test_damaged_metrics_are_named_with_the_round_and_later_ones_dropped(tmp_path, content, bad):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(WorkdirError, match=f"round {bad} of the 3"):
-        workdir.read_lines(path, 3)
-    assert len(workdir.read_lines(path, bad - 1)) == bad - 1
-
-
-def test_ctrl_c_before_the_first_round_ends_with_one_line_and_130(
-    tmp_path, trains, monkeypatch, capfd
-):
+def test_ctrl_c_before_the_first_round_ends_with_one_line_and_130(tmp_path, monkeypatch, capfd):
     def interrupted(*_):
         raise KeyboardInterrupt
 
+    runs.install(monkeypatch)
     monkeypatch.setattr(train, "open_rounds", interrupted)
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
     folder = tmp_path / "run"

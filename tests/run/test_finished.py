@@ -12,16 +12,15 @@ import pytest
 import norm_nets as nets
 import runs
 from fedjax_bn import adaptation
-from fedjax_bn.adaptation import with_clients
-from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
-from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.experiment.build import read_evaluation
-from fedjax_bn.run.files.finished import read_about, restore_state
+from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
@@ -94,32 +93,6 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     assert ours == pytest.approx(expected)
 
 
-def test_all_adaptations_can_be_chosen_by_name(state):
-    received, pixels = global_variables(state), PREPARE(jnp.asarray(split().images), jnp.float32)
-    variables = with_clients(received, client_variables(state))
-    texts = sorted(set(ADAPTATIONS) - {"learned_alpha"})  # no gates in this federation
-
-    @jax.jit  # one program for all
-    def predict(variables):
-        chosen = {text: choose_adaptation(text, MODEL).adaptation for text in texts}
-        carries = {text: one.init(variables) for text, one in chosen.items()}
-        found = {
-            text: one.predict(variables, carries[text], pixels, np.ones(11, bool))
-            for text, one in chosen.items()
-        }
-        return carries, found
-
-    plain, (carries, found) = MODEL.apply(received, pixels), predict(variables)
-    for text, (logits, carry) in found.items():
-        assert logits.shape == (11, nets.CLASSES)
-        assert np.isfinite(logits).all()
-        assert np.allclose(logits, plain, rtol=1e-3, atol=1e-4) == (text == "running"), text
-        assert jax.tree.structure(carry) == jax.tree.structure(carries[text])
-    carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
-    learning = {"tent", "sar", "shot", "t3a", "atp"}
-    assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
-
-
 def test_alphas_and_features_cover_all_samples_in_order(state):
     data, variables = split(), global_variables(state)
     pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
@@ -143,8 +116,3 @@ def test_the_selected_checkpoint_is_taken_before_the_latest(state, tmp_path):
             checkpoint.save(manager, round, state._replace(round=jnp.asarray(round, jnp.int32)))
         found, number = restore_state(tmp_path, jax.eval_shape(lambda: state))
         assert number == int(found.round) == round
-
-
-def test_a_folder_without_a_run_is_named_whole(tmp_path):
-    with pytest.raises(WorkdirError, match=str(tmp_path)):
-        read_about(tmp_path)

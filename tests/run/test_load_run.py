@@ -15,14 +15,11 @@ from small_images import dataset_of_images
 DATA = dataset_of_images(runs.NAMES, 0.4, 0.3, ("dark", "grey", "bright"))
 KEYS = {"data__image_size": 8, "rounds": 2, "model": "MLP", "target": ""}
 WAYS = {
-    "fedbn": {"method": "fedbn"},
     "gates": {"method": "fedig:gates=True", "model": "SmallCNN"},
     "own model": {"method": "ditto"},
     "absent clients": {"method": "fedbn", "clients_per_round": 1},
     "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "host"},
 }
-
-
 SLOW = ("gates", "on the disk")
 
 
@@ -60,7 +57,7 @@ def test_a_clients_predictions_are_those_of_evaluate_and_of_its_served_model(run
         assert np.abs(unseen - probabilities["bee"]).max() > 1e-4
 
 
-def test_the_variables_are_the_rows_of_the_state(tmp_path):
+def test_the_variables_are_the_rows_of_the_state_and_other_clients_have_none(tmp_path, capfd):
     place = runs.finished(tmp_path / "run", method="fedbn")
     result = fb.load_run(place)
     about = finished.read_about(place)
@@ -77,13 +74,7 @@ def test_the_variables_are_the_rows_of_the_state(tmp_path):
     assert result.accuracy == summary["accuracy"]
     with pytest.raises(ValueError, match=r"'an'.*'ant'.*bee"):
         result.variables("an")
-
-
-def test_serving_an_unknown_client_names_those_there_are(tmp_path, capfd):
-    place = runs.finished(tmp_path / "run", method="fedbn")
-    given = [f"--workdir={place}", f"--export={tmp_path / 'x'}"]
-    assert runs.command("serve", *given, "--client=dog") == 2  # which did not train
-    *_, line = capfd.readouterr().err.splitlines()
-    assert "'dog'" in line
-    assert "valid are ant, bee, cow" in line
+    given = [f"--workdir={place}", f"--export={tmp_path / 'x'}", "--client=dog"]
+    assert runs.command("serve", *given) == 2  # which did not train
+    assert "valid are ant, bee, cow" in capfd.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "x").exists()

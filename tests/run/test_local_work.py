@@ -28,7 +28,7 @@ def test_each_client_makes_its_own_number_of_epochs():
             np.testing.assert_array_equal(seen, expected)
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_a_client_draws_depends_on_no_other_clients_size(x64):
     """A client alone, or beside one of any size, draws its samples in the same order."""
 

@@ -1,6 +1,7 @@
-"""Runs on several devices: the numbers of one, for all places of the data and all cohorts."""
+"""Where clients, batches and data are changes no number: several devices, and streams."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -10,8 +11,10 @@ from federations import assert_close, assert_equal
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.build import prepare
+from fedjax_bn.run.experiment.method import AUGMENTATIONS
 from fedjax_bn.training import checkpoint, mesh, rounds
 from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training.evaluation.scoring import SplitBatches
 
 TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}
 TRAINED = np.array([True, False, True])
@@ -19,19 +22,21 @@ TWO_A_BATCH = {"mesh__clients": 1, "mesh__batch": 2}
 STREAMED = {"data__device_megabytes": 0}
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+@pytest.fixture(autouse=True, scope="module")
+def tiny():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        yield
 
 
-def prepared(**changes):
+def two_rounds(**changes):
     """The experiment, its keys, and what makes its first state."""
     return prepare(runs.config(rounds=2, **changes), traced=False)
 
 
 def after_two_rounds(**changes):
     """The state, and what is of clients: its rows without padding, and the last metrics."""
-    experiment, keys, start = prepared(**changes)
+    experiment, keys, start = two_rounds(**changes)
     state = start()
     step = rounds.open_rounds(experiment, keys, state).compile(state)
     for _ in range(2):
@@ -69,9 +74,9 @@ def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
 def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
     state, _ = after_two_rounds(mesh__clients=2)
-    on_mesh, _, start = prepared(mesh__clients=2, **TESTED)
+    on_mesh, _, start = two_rounds(mesh__clients=2, **TESTED)
     scores = evaluator(on_mesh)(state, TRAINED)
-    on_device, _, begin = prepared(mesh__clients=1, **TESTED)
+    on_device, _, begin = two_rounds(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path, keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)
@@ -96,7 +101,7 @@ def test_other_ways_to_test_are_those_of_one_device_too(changes):
     changes["adaptations"] = ("running", "tsmobn", "batch", "ensemble", "random_alpha")
     scores = []
     for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
-        experiment, _, start = prepared(**devices, **changes)
+        experiment, _, start = two_rounds(**devices, **changes)
         scores.append(evaluator(experiment)(start(), TRAINED))
     for others in scores[1:]:
         assert_close(others, scores[0], rtol=1e-6)
@@ -134,3 +139,64 @@ def test_where_there_are_more_devices_than_clients_a_batch_is_split(devices, row
 def test_a_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(ConfigError, match=r"mesh\.clients=2"):
         mesh.choose_mesh(2, 2, 3, 8)
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """An experiment, its keys and first state, and the scores of that with data on the device."""
+    experiment, keys, start = two_rounds()
+    state = start()
+    return experiment, keys, state, evaluator(experiment)(state)
+
+
+def first_rounds(experiment, keys, state):
+    """Two states and metrics of rounds, and the note of where their data are."""
+    opened = rounds.open_rounds(experiment, keys, state)
+    step, ends = opened.compile(state), []
+    state = jax.tree.map(jnp.copy, state)  # a round donates it
+    for _ in range(2):
+        state, metrics = step(state)
+        ends.append(jax.device_get((state, metrics)))
+    return ends, opened.note
+
+
+@pytest.fixture(scope="module")
+def resident(prepared):
+    """Two rounds of data on the device."""
+    return first_rounds(*prepared[:3])
+
+
+def test_streamed_rounds_end_where_resident_ones_do(prepared, resident):
+    experiment, keys, state, _ = prepared
+    plan = experiment.plan._replace(device_megabytes=0)
+    streamed = first_rounds(experiment._replace(plan=plan), keys, state)
+    assert "stay on the device" in resident[1]
+    assert "are streamed" in streamed[1]
+    assert_close(resident[0], streamed[0], rtol=1e-4, atol=1e-6)
+
+
+def test_streamed_test_batches_are_the_resident_ones():
+    splits = [domain.test for domain in runs.DATA.domains]
+    whole = jax.device_get(SplitBatches(splits, 4).all_at_once())
+    blocks = jax.device_get(list(SplitBatches(splits, 4).kept_within(1e-9)()))
+    assert len({block.images.shape for block in blocks}) == 1
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+    count = len(whole.client)
+    for name in ("images", "labels", "valid", "client"):
+        np.testing.assert_array_equal(getattr(joined, name)[:count], getattr(whole, name))
+    assert not joined.valid[count:].any()
+
+
+def test_streamed_evaluation_counts_as_the_resident_one(prepared):
+    experiment, _, state, scores = prepared
+    streamed = experiment.evaluation._replace(device_megabytes=0)
+    assert evaluator(experiment._replace(evaluation=streamed))(state) == scores
+
+
+def test_augmentation_changes_training_and_never_evaluation(monkeypatch, prepared, resident):
+    _, keys, state, scores = prepared
+    monkeypatch.setitem(AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
+    changed, _, _ = two_rounds()
+    ((_, metrics), _), _ = first_rounds(changed, keys, state)
+    assert not np.allclose(metrics["loss"], resident[0][0][1]["loss"])
+    assert evaluator(changed)(state) == scores

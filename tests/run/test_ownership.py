@@ -34,12 +34,6 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A tiny run."""
-    return runs.finished(tmp_path_factory.mktemp("runs") / "finished")
-
-
 def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothing(
     tmp_path, monkeypatch
 ):
@@ -81,8 +75,9 @@ def test_a_kill_releases_the_workdir(tmp_path):
 
 
 def test_an_evaluation_and_a_report_wait_for_the_workdir_and_are_refused_when_it_is_held(
-    finished, monkeypatch
+    tmp_path, monkeypatch
 ):
+    finished = runs.finished(tmp_path / "finished")
     monkeypatch.setattr(ownership, "PATIENCE", 0.0)
     with ownership.owned(finished):
         with pytest.raises(WorkdirError, match=OWNER):

@@ -1,6 +1,12 @@
 """A run that is killed, stopped or damaged, and the same command given again."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -30,7 +36,6 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def straight(tmp_path) -> Path:
-    """A tiny run that was not stopped."""
     return runs.finished(tmp_path / "straight")
 
 
@@ -49,49 +54,60 @@ def assert_same_end(folder: Path, straight: Path, config) -> None:
         jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def moments(folder: Path) -> list[tuple]:
-    """When to stop a run of 12 rounds and how, in the order of its life."""
+CONFIG = """
+from fedjax_bn.run.config import base
 
-    def rounds() -> int:
-        return len(runs.lines_written(folder))
-
-    return [
-        (signal.SIGKILL, (folder / "config.json").exists),  # before compilation
-        (signal.SIGINT, lambda: rounds() >= 1),
-        (signal.SIGKILL, lambda: any(folder.glob("checkpoints/latest/*tmp*"))),
-        (signal.SIGTERM, lambda: rounds() >= 10),
-        (signal.SIGKILL, lambda: rounds() == 12),  # after the last round
-    ]
+def get_config():
+    config = base()
+    config.model, config.target, config.mesh.clients = "MLP", "fax", 1
+    config.rounds, config.eval_every, config.checkpoint_every = 12, 3, 2
+    config.batch_size, config.local_epochs = 8, 40  # rounds long enough to be killed within
+    return config
+"""
 
 
-def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> None:
-    """Gives the command and stops it with a signal at that moment."""
-    process = runs.start(*command)
-    runs.wait_for(process, moment)
+def stop_at(number: signal.Signals, moment: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Stops a run with a signal as soon as `moment()` holds."""
+    while not moment():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.0005)
     process.send_signal(number)
     errors = process.communicate(timeout=60)[1]
-    assert not (folder / "summary.json").exists()
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
-        return
-    assert process.returncode == 130
-    assert "give the same command to continue" in errors
-    assert "Traceback" not in errors
-    assert runs.steps(folder)
+    else:
+        assert process.returncode == 130
+        assert "give the same command to continue" in errors
+        assert "Traceback" not in errors
 
 
 @pytest.mark.slow  # kills at every write, in this process, are in test_power_cut.py
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path):
-    file = tmp_path / "tiny.py"
-    # Rounds of half a second, so that the moments are not over before the signal.
-    file.write_text(runs.CONFIG_FILE.replace("local_epochs = 4", "local_epochs = 40"))
-    folder, straight = tmp_path / "stopped", tmp_path / "straight"
-    other = runs.start("--config", str(file), "--workdir", str(straight))
-    command = ("--config", str(file), "--workdir", str(folder))
-    for number, moment in moments(folder):
-        stop_at(folder, command, number, moment)
-    assert runs.command(*command) == 0
+    file, folder, straight = (tmp_path / name for name in ("tiny.py", "stopped", "straight"))
+    file.write_text(CONFIG)
+    command = [sys.executable, "-m", "fedjax_bn.main", f"--config={file}"]
+    # Compiling leaves the time in which the run is stopped.
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    options = {"cwd": runs.ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
+
+    def started(place: Path) -> subprocess.Popen:
+        return subprocess.Popen([*command, f"--workdir={place}"], **options)
+
+    def rounds() -> int:
+        return len(runs.lines_written(folder))
+
+    other = started(straight)
+    for number, moment in [
+        (signal.SIGKILL, (folder / "config.json").exists),  # before compilation
+        (signal.SIGINT, lambda: rounds() >= 1),
+        (signal.SIGKILL, lambda: any(folder.glob("checkpoints/latest/*tmp*"))),
+        (signal.SIGTERM, lambda: rounds() >= 10),
+        (signal.SIGKILL, lambda: rounds() == 12),  # after the last round
+    ]:
+        stop_at(number, moment, started(folder))
+        assert not (folder / "summary.json").exists()
+    assert runs.command(f"--config={file}", f"--workdir={folder}") == 0
     errors = other.communicate(timeout=120)[1]
     assert other.returncode == 0, errors
     assert_same_end(folder, straight, read(str(file)))
@@ -119,14 +135,6 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     assert_same_end(tmp_path / "stopped", straight, runs.config())
 
 
-def test_a_finished_run_says_so_and_touches_nothing(straight):
-    before, said = runs.files(straight), []
-    summary = train.run(runs.config(), straight, say=said.append)
-    assert said == [f"{straight} holds a finished run of fedbn; nothing to do."]
-    assert runs.files(straight) == before
-    assert summary == workdir.read_json(straight / "summary.json")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -147,6 +155,24 @@ def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(str
     about["machine"]["options"]["threefry_partitionable"] = False
     with pytest.raises(WorkdirError, match="JAX_THREEFRY_PARTITIONABLE "):
         claim(straight, dict(flatten(runs.config(rounds=99))), about, write=False)
+
+
+def test_what_bits_depend_on_is_recorded_and_what_has_changed_is_said(straight):
+    about = workdir.read_json(straight / "config.json")
+    machine, cores = about["machine"], len(os.sched_getaffinity(0))
+    expected = {"backend": jax.default_backend(), "cores": cores, "cpu": machine["cpu"] or None}
+    assert machine | expected | {"device_kind": jax.devices()[0].device_kind} == machine
+    assert machine["environment"]["XLA_FLAGS"] == os.environ.get("XLA_FLAGS", "")
+    assert machine["options"]["enable_x64"] is False
+
+    machine |= {"cores": 96, "environment": {"XLA_FLAGS": "--fast", "NPROC": ""}}
+    (straight / "config.json").write_text(json.dumps(about))
+    (straight / "summary.json").unlink()
+    said = []
+    train.run(runs.config(), straight, say=said.append)
+    (sentence,) = (text for text in said if "cores (96" in text)
+    assert f"cores (96 there, {cores} now)" in sentence
+    assert "environment.XLA_FLAGS ('--fast' there, " in sentence
 
 
 @pytest.mark.parametrize("position", [0, 3])

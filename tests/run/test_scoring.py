@@ -1,4 +1,4 @@
-"""Accuracies against counts in NumPy, and the selection of a round."""
+"""Accuracies against counts in NumPy."""
 
 import flax.linen as nn
 import jax
@@ -17,7 +17,6 @@ from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients, score_unseen
-from fedjax_bn.training.records import select_round
 
 FEATURES, CLASSES = 5, 3
 PREPARE = standardize()
@@ -178,26 +177,3 @@ def test_batch_adaptation_does_not_see_the_padding_of_the_last_batch():
         right += (normal[:, :CLASSES].argmax(-1) == labels).sum()
     score = score_unseen(adaptation.batch(Normalized()), PREPARE)
     np.testing.assert_allclose(score(variables, SplitBatches([one], 8).all_at_once()), 10.0 * right)
-
-
-def records(*validation: float | None) -> list[dict]:
-    """One record a round: evaluated with that mean validation accuracy, or not evaluated."""
-    made = []
-    for number, mean in enumerate(validation, start=1):
-        made.append({"round": number, "loss": {}})
-        if mean is not None:
-            made[-1] |= {"accuracy": {"mean": 100 - mean}, "validation": {"mean": mean}}
-    return made
-
-
-@pytest.mark.parametrize(
-    ("validation", "selected"),
-    [
-        ((None, 50.0, None, 60.0, 40.0), 4),
-        ((None, 60.0, None, 60.0, 60.0), 2),  # the first of equals
-        ((None, None, 10.0), 3),
-        ((70.0, 60.0, 50.0), 1),
-    ],
-)
-def test_the_round_with_the_best_mean_validation_accuracy_is_selected(validation, selected):
-    assert select_round(records(*validation)) == selected

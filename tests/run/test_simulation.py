@@ -10,8 +10,6 @@ import pytest
 import runs
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.run import train
-from fedjax_bn.run.config import base
 from fedjax_bn.simulation import simulate
 
 OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5}
@@ -56,13 +54,10 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
         for kind, array in zip(("images", "labels"), pair, strict=True)
     }
     np.savez(tmp_path / "own.npz", **columns)
-    config = base()
-    config.update(OPTIONS)
-    config.update(method="fedbn", model="MLP", target="dog", adaptations=ADAPTATIONS)
-    config.mesh.clients = 1
-    config.data.name, config.data.path = "npz", str(tmp_path / "own.npz")
-    config.optimizer.learning_rate, config.compilation_cache = 0.05, ""
-    summary = train.run(config, tmp_path / "run", say=lambda text: None)
+    changes = {"method": "fedbn", "adaptations": ADAPTATIONS, "optimizer__learning_rate": 0.05}
+    changes |= {"data__name": "npz", "data__path": str(tmp_path / "own.npz")}
+    changes |= {"checkpoint_every": 50, "compilation_cache": ""}
+    summary = runs.run(tmp_path / "run", **OPTIONS | changes)
     seen, ours = result
     for key in ("accuracy", "last_round", "selected_round", "measures"):
         assert ours.summary[key] == summary[key]
@@ -110,18 +105,8 @@ def test_what_does_not_suit_is_refused_before_anything_compiles(changes, match):
 
 def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
     """Other seeds and samples, of the same number, use the programs of the first call."""
-    names = []
-
-    def count(event, seconds, **rest):
-        if event.endswith("backend_compile_duration"):
-            names.append(event)
-
     reversed_arrays = {name: (x[::-1], y[::-1]) for name, (x, y) in arrays().items()}
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
+    with runs.compilations() as compiled:
         again = simulated(reversed_arrays, seed=6)
-    finally:
-        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # jax 0.7 has none
-            jax.monitoring.unregister_event_duration_listener(count)
-    assert names == []
+    assert compiled == []
     assert again.history != result[1].history

@@ -1,12 +1,9 @@
-"""Runs so small that a test can afford them, in this process or in one that is killed."""
+"""Runs so small that a test can afford them."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -28,23 +25,6 @@ from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("ant", "bee", "cow", "dog")
-
-# A run in a process of its own: rounds long enough to be killed within, validation, unseen client.
-CONFIG_FILE = """
-from fedjax_bn.run.config import base, override
-
-def get_config(changes=""):
-    config = base()
-    config.model = "MLP"
-    config.rounds = 12
-    config.batch_size = 8
-    config.local_epochs = 4
-    config.eval_every = 3
-    config.checkpoint_every = 2
-    config.target = "fax"
-    config.mesh.clients = 1
-    return override(config, changes)
-"""
 
 
 def split(rng: np.random.Generator, size: int, shift: float) -> Split:
@@ -222,6 +202,23 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return tags
 
 
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list that grows by each program that JAX compiles."""
+    compiled = []
+
+    def count(event: str, seconds: float, **rest: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        yield compiled
+    finally:
+        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # jax 0.7 has none
+            jax.monitoring.unregister_event_duration_listener(count)
+
+
 def without_times(record: dict) -> dict:
     """A record or summary without what the clock says."""
     clocks = {"seconds", "seconds_per_round", "compile_seconds", "samples_per_second"}
@@ -244,35 +241,3 @@ def command(*arguments: str) -> int:
     except SystemExit as stop:
         return stop.code
     return 0
-
-
-ALONE = """
-import runpy, sys
-sys.modules.update(dict.fromkeys(("tensorflow", "tensorflow_datasets")))  # not importable
-runpy.run_module("fedjax_bn.main", run_name="__main__", alter_sys=True)
-"""
-
-
-def start(*arguments: str) -> subprocess.Popen:
-    """The same in a process of its own, which cannot import TensorFlow."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    # Compiling leaves the time in which tests stop it.
-    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    return subprocess.Popen(
-        [sys.executable, "-c", ALONE, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(process: subprocess.Popen, moment: Callable[[], bool], seconds: float = 120) -> None:
-    """Returns at once when `moment()` holds; fails if the process ends before."""
-    end = time.monotonic() + seconds
-    while not moment():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end, "the moment never came"
-        time.sleep(0.0005)
