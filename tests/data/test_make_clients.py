@@ -16,6 +16,7 @@ from fedjax_bn.data.domain import (
     Rows,
     Split,
     check_dataset,
+    check_names_differ,
     scored_part,
     splits,
     whole,
@@ -236,3 +237,9 @@ def test_tested_copies_are_counted_by_domain_as_comparing_all_pairs_counts_them(
     both = [domain._replace(test=unlabelled(a[:2])) for domain in domains[:1]] * 2
     (note,) = duplicate_notes(data._replace(domains=tuple(both)))
     assert note.count(" of the 2 of ") == 1
+
+
+@pytest.mark.parametrize("name", ["mean", "method", "adaptation"])
+def test_a_domain_with_the_name_of_a_key_of_the_tables_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        check_names_differ(["a", name], "toy")

@@ -21,6 +21,7 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
         self.attributes += attrs
         if tag == "table":
             self.tables.append([])
