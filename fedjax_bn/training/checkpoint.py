@@ -187,8 +187,8 @@ def _damage_named(checkpoint: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint} is damaged ({error}): delete the folder of its round and run again to "
-            "continue from an earlier checkpoint or from the start"
+            f"{checkpoint} is damaged ({error}): delete that checkpoint and run again to continue "
+            "from an earlier one or from the start"
         ) from error
 
 

@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
         (newest / checkpoint.CHECKSUMS).unlink()
     before = runs.files(straight)
     monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
-    with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
+    with pytest.raises(CheckpointError, match="delete that checkpoint") as error:
         runs.run(straight)
     assert str(newest) in str(error.value)
     assert "\n" not in str(error.value)
