@@ -81,6 +81,7 @@ print(json.dumps({'compiled': compiled, 'begin': begin, 'end': time.time()}))
 """
 
 
+@pytest.mark.slow
 def test_cases_that_compile_at_once_are_timed_one_after_another(bench, monkeypatch, tmp_path):
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "$PROGRAM"\n')

@@ -120,12 +120,12 @@ APART = ("fedbn", "scaffold", "fedcd")  # without a message, with one, weighed b
 OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
 
 
-@pytest.mark.parametrize("clients", ["map", "vmap"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "clients"),
     [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN))
+        pytest.param(n, c, marks=[pytest.mark.slow] * (n not in (OFTEN if c == "map" else APART)))
         for n in METHODS
+        for c in ("map", "vmap")
         if n != "fedwon"  # FedAvg, of networks without batch norm
     ],
 )
