@@ -31,7 +31,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     from fedjax_bn.federation import own_of, traffic
     from fedjax_bn.run.config import base
     from fedjax_bn.run.experiment.build import assemble
-    from fedjax_bn.run.files.finished import dataset_of
+    from fedjax_bn.run.files.finished_run import dataset_of
     from fedjax_bn.training.start import batches_of_one, make_keys, make_start
 
     config = base()

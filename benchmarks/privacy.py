@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.sampling import drawing
 from fedjax_bn.engine.privacy import Privacy, epsilon
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedbn

@@ -8,15 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjax_bn import (  # fmt: skip
+    from fedjax_bn import (
         adaptation,
-        adding,
         aggregation,
         client,
         contrib,
         data,
         engine,
         federation,
+        incremental_aggregation,
         local_step,
         methods,
         models,
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
         tasks,
         training,
     )
-    from fedjax_bn.run.files.finished import load_run
+    from fedjax_bn.run.files.finished_run import load_run
     from fedjax_bn.simulation import simulate
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "adaptation", "adding", "aggregation", "client", "contrib", "data", "engine", "federation",
-    "load_run", "local_step", "methods", "models", "normalization", "report", "serving", "sharing",
+    "adaptation", "aggregation", "client", "contrib", "data", "engine", "federation",
+    "incremental_aggregation", "load_run", "local_step", "methods", "models", "normalization", "report", "serving", "sharing",
     "simulate", "simulation", "state", "task", "tasks", "training",
 ]  # fmt: skip
 
-_FUNCTIONS = {"load_run": "run.files.finished", "simulate": "simulation"}
+_FUNCTIONS = {"load_run": "run.files.finished_run", "simulate": "simulation"}
 
 
 def __getattr__(name: str) -> Any:

@@ -22,8 +22,8 @@ from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import Batches, owned_samples
 from fedjax_bn.engine.devices import Meeting, sum_over
-from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.engine.privacy import Privacy, is_known, with_noise
+from fedjax_bn.engine.risk_extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.engine.robust import coordinate_median as coordinate_median
 from fedjax_bn.engine.robust import geometric_median as geometric_median
 from fedjax_bn.engine.robust import krum as krum

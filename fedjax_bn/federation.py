@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedjax_bn.adding import Adding, adding
 from fedjax_bn.aggregation import (
     ServerUpdate,
     Sums,
@@ -53,6 +52,7 @@ from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.robust import update_norms
 from fedjax_bn.engine.weighing import normalized
+from fedjax_bn.incremental_aggregation import Adding, adding
 from fedjax_bn.sharing import (
     FROZEN,
     SharingRule,

@@ -153,7 +153,7 @@ def _train(options: argparse.Namespace, changes: Changes) -> None:
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
     from fedjax_bn.run.train import train_all
-    from fedjax_bn.training.together import join
+    from fedjax_bn.training.processes import join
 
     join(options.distributed)
     name = file_name(Path(options.config.partition(":")[0]).stem)
@@ -170,7 +170,7 @@ def _config_command(options: argparse.Namespace, changes: Changes) -> None:
 
 def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
     """Tests a finished run without training."""
-    from fedjax_bn.run.finished_run import Request, evaluate
+    from fedjax_bn.run.evaluate import Request, evaluate
 
     values = {name: getattr(options, name) for name in Request._fields[2:]}
     evaluate(Path(options.workdir), Request(options.config, changes, **values))
@@ -223,8 +223,8 @@ def _fail(message: str, status: int = 2) -> NoReturn:
     """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
     print(f"fedjax_bn: {message}", file=sys.stderr)
-    if "fedjax_bn.training.together" in sys.modules:
-        from fedjax_bn.training.together import leave
+    if "fedjax_bn.training.processes" in sys.modules:
+        from fedjax_bn.training.processes import leave
 
         leave(status)  # which returns if this is the only process
     sys.exit(status)

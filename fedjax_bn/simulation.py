@@ -27,7 +27,7 @@ from fedjax_bn.arguments import ranges
 from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
 from fedjax_bn.data.division.clients import duplicate_notes, make_clients
 from fedjax_bn.data.domain import check_labels
-from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
+from fedjax_bn.data.labels import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod
@@ -87,7 +87,7 @@ def simulate(
         `fedbn(UNet(), optimizer, task=segmentation(2))` for masks.
       clients: name -> (images, labels), or name -> {"train": ..., "validation": ..., "test": ...}
         with such a pair for each part. Images are u8[N, H, W, C] or f32[N, ...], labels whole
-        numbers [N] from 0, or masks, see `data.label_trees.as_labels`.
+        numbers [N] from 0, or masks, see `data.labels.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
       rounds: rounds of the federation, at least 1; in each a client passes over its data as often

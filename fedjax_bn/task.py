@@ -15,7 +15,13 @@ import optax
 from fedjax_bn.arguments.ranges import Range, UpTo1, bounded
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
-from fedjax_bn.engine.masks import Overlaps, dice_and_iou, logits_of, overlaps, segmentation_loss
+from fedjax_bn.engine.segmentation import (
+    Overlaps,
+    dice_and_iou,
+    logits_of,
+    overlaps,
+    segmentation_loss,
+)
 
 PyTree = Any
 _Classes = Annotated[int, Range("at least 2 and at most 255", lambda n: 2 <= n <= UNLABELLED)]

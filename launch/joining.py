@@ -30,8 +30,8 @@ from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment, read_values  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
-from fedjax_bn.run.files import finished  # noqa: E402
-from fedjax_bn.run.files.finished import recorded_code  # noqa: E402
+from fedjax_bn.run.files import finished_run  # noqa: E402
+from fedjax_bn.run.files.finished_run import recorded_code  # noqa: E402
 from fedjax_bn.training import workdir  # noqa: E402
 from fedjax_bn.training.evaluation.evaluate import internal_evaluator  # noqa: E402
 from fedjax_bn.training.rounds import open_rounds  # noqa: E402
@@ -109,11 +109,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trust", action="store_true", help="import code that the run names")
     options = parser.parse_args(arguments)
     try:
-        about = finished.read_about(options.workdir)
-        own = finished.remembered(about, options.trust)
+        about = finished_run.read_about(options.workdir)
+        own = finished_run.remembered(about, options.trust)
         client = find_client(own, options.client or own.target)
         with recorded_code(options.workdir, about, trust=options.trust):
-            experiment, state, _ = finished.restore(options.workdir, own, about["form"])
+            experiment, state, _ = finished_run.restore(options.workdir, own, about["form"])
         alone = own.copy_and_resolve_references()
         alone.update(rounds=options.epochs, local_epochs=1, local_steps=0, clients_per_round=0)
         # What else of the run concerns several clients, or steps that this client does not make.

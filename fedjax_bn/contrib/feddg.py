@@ -21,7 +21,7 @@ from fedjax_bn.contrib.parts import changing_outputs, exchanging, in_row, requir
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.masks import regions_of
+from fedjax_bn.engine.segmentation import regions_of
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning

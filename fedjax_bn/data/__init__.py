@@ -1,6 +1,6 @@
 """Data: readers of datasets, the division among clients, and the pixels that a model sees.
 
-label_trees      labels: a number each, boxes, or masks
+labels           labels: a number each, boxes, or masks
 domain, source   the data of a run (domains with training, validation and test samples), and of
                  a reader (pools of named samples); both with checks
 seeds, messages  random numbers and digests that are the same on any machine; messages
@@ -9,5 +9,5 @@ division/        `clients.make_clients` makes the clients of a federation and th
 sets/            readers of images with classes or boxes; `folders`, `box_folders` and `npz` read a
                  user's own
 masks/           readers of images with masks
-drawing          the samples of all clients on the device, and the draws of a round
+sampling         the samples of all clients on the device, and the draws of a round
 """

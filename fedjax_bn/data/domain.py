@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import (
+from fedjax_bn.data.labels import (
     BOXES,
     CLASS,
     MASK,
@@ -80,7 +80,7 @@ class Split(NamedTuple):
     # u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of a larger
     # one that are gathered when used
     images: np.ndarray | Rows
-    labels: PyTree  # i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`
+    labels: PyTree  # i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `data.labels`
     # str[N], the origin of each sample; samples with the same name belong together. None if the
     # source does not name samples
     names: np.ndarray | None = None

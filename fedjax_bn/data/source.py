@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.domain import check_names_differ
-from fedjax_bn.data.label_trees import PyTree, leaves_of
+from fedjax_bn.data.labels import PyTree, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -30,7 +30,7 @@ class Pool(NamedTuple):
     name: str  # of the domain
     # u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped
     images: np.ndarray
-    # i32[N], indices into the source's classes; or boxes or masks, see `label_trees`
+    # i32[N], indices into the source's classes; or boxes or masks, see `data.labels`
     labels: PyTree
     # str[N], the origin of each sample, such as its path in the dataset's folder, with / on every
     # system. Samples with the same name (windows of one recording, corruptions of one photograph),

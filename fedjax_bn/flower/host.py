@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.adding import Adding
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import in_dtypes_of, weighted
@@ -18,9 +17,10 @@ from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, t
 from fedjax_bn.flower.members import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.site import deployed, sent_personal
+from fedjax_bn.incremental_aggregation import Adding
 from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation, prepare
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.files.finished import dataset_of
+from fedjax_bn.run.files.finished_run import dataset_of
 from fedjax_bn.training.availability import read_trace
 from fedjax_bn.training.start import batches_of_one, make_start, partition_table
 

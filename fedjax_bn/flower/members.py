@@ -34,13 +34,13 @@ from flwr.serverapp import Grid
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import short
 from fedjax_bn.data.domain import form_of
-from fedjax_bn.data.label_trees import is_of_masks
+from fedjax_bn.data.labels import is_of_masks
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Hello, MisfitError, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.run.files.finished import dataset_of
+from fedjax_bn.run.files.finished_run import dataset_of
 from fedjax_bn.state import Upload
 from fedjax_bn.training import workdir
 from fedjax_bn.training.workdir import Record

@@ -33,7 +33,7 @@ from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.data.domain import form_of, scored_part
-from fedjax_bn.data.drawing import Draw, point_to, stack_clients, validation_batches
+from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of

@@ -18,7 +18,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
-from fedjax_bn.models.masks import COLLECTION, Masks, with_masks
+from fedjax_bn.models.feature_masks import COLLECTION, Masks, with_masks
 from fedjax_bn.sharing import PyTree, Variables, everything, join, keeping
 from fedjax_bn.state import Received
 
@@ -60,7 +60,7 @@ def fedcd(  # type: ignore[misc] # its own default
     round; the first round has no penalty. Every client keeps its mask, whatever `share` is: only
     gradients of masks travel. The reported loss, and so the risk in REA, is L_e.
 
-    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.masks`).
+    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.feature_masks`).
     Adaptations and evaluation apply the masks; an unseen client gets the mean mask. In Table 1,
     SCI alone is `weigh=by_size`, and REA alone is `fedavg(..., weigh=risk_extrapolation(eta))`.
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.local_step import Batch
 from fedjax_bn.methods.learning import Learning
-from fedjax_bn.models.masks import COLLECTION
+from fedjax_bn.models.feature_masks import COLLECTION
 from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
 

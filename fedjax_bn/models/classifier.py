@@ -206,7 +206,7 @@ def times(x: jax.Array, mask: jax.Array) -> jax.Array:
     if mask.shape != x.shape[-1:]:
         raise ValueError(
             f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels: add "
-            "masks by fedjax_bn.models.masks.with_masks(model, variables, images=images)"
+            "masks by fedjax_bn.models.feature_masks.with_masks(model, variables, images=images)"
         )
     return x * mask.astype(x.dtype)
 

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 
-from fedjax_bn.models import hooks, masks
+from fedjax_bn.models import hooks
 from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method, times
+from fedjax_bn.models.feature_masks import COLLECTION, FEATURES, Masks
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
 from fedjax_bn.normalization.calls import (
@@ -67,7 +68,7 @@ def forward(
     Args:
       model: images f[B, ...] -> outputs; a linen module or the result of `from_nnx`, optionally
         wrapped in `FeaturesOf` or `ClassifiedBy`.
-      variables: its collections, optionally with `mask` (see `models.masks`) or collections with
+      variables: its collections, optionally with `mask` (see `models.feature_masks`) or collections with
         hooks (see `models.hooks`).
       images: f[B, ...], prepared as the model expects.
       train: whether running statistics move; also passed to a model whose call has an argument
@@ -92,16 +93,14 @@ def forward(
     if fixed:
         statistics = _fixing(fixed, statistics)
     plain = complete(hooks.predicting(variables))
-    feature_masks = plain.get(masks.COLLECTION, {})
-    plain, hooked = hooks.apply_hooks(
-        without(plain, masks.COLLECTION), images, key if train else None
-    )
+    feature_masks = plain.get(COLLECTION, {})
+    plain, hooked = hooks.apply_hooks(without(plain, COLLECTION), images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
         # `FeaturesOf` returns the features unmasked, so their mask is removed.
         model, wanted = model.model, (*wanted, "features")
-        feature_masks = without(feature_masks, masks.FEATURES)
+        feature_masks = without(feature_masks, FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
             f"{network_name(model)} has no method apply: give a linen module, or "
@@ -113,7 +112,7 @@ def forward(
             f"{network_name(model)} has no batch norm for a statistics rule: build the model with "
             f"{SERVED}, or use a method that needs none, such as fedavg, and the adaptation running"
         )
-    method, mask = None, feature_masks.get(masks.FEATURES)
+    method, mask = None, feature_masks.get(FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
         method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
@@ -124,7 +123,7 @@ def forward(
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     with ExitStack() as contexts:
-        if inside := without(feature_masks, masks.FEATURES):
+        if inside := without(feature_masks, FEATURES):
             contexts.enter_context(_multiplied_by(inside))
         for context in hooked.contexts:
             contexts.enter_context(context)
@@ -154,7 +153,7 @@ def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> S
     return fixing
 
 
-def _multiplied_by(module_masks: masks.Masks) -> AbstractContextManager:
+def _multiplied_by(module_masks: Masks) -> AbstractContextManager:
     """Returns a context in which modules have outputs masked by path -> f[C]."""
 
     def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.engine.columns import convolve_packed, pack, unpack
 from fedjax_bn.models import cpu
+from fedjax_bn.models.tpu_convolution import convolve_packed, pack, unpack
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.calls import outputs_are_read
 

@@ -9,7 +9,9 @@ from markupsafe import Markup
 
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.blocks import TableCell, block
-from fedjax_bn.report.finished_runs import (
+from fedjax_bn.report.published import beside
+from fedjax_bn.report.results import MEAN, Interval, Row, Table
+from fedjax_bn.report.runs import (
     EQUALS_FEDAVG,
     Variant,
     has_equal_steps,
@@ -17,8 +19,6 @@ from fedjax_bn.report.finished_runs import (
     samples_scored,
     spell,
 )
-from fedjax_bn.report.published import beside
-from fedjax_bn.report.results import MEAN, Interval, Row, Table
 from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}

@@ -15,8 +15,8 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_bn.report.blocks import TableCell, block
-from fedjax_bn.report.finished_runs import Run, Variant, samples_of, samples_scored
 from fedjax_bn.report.results import MEAN, Table
+from fedjax_bn.report.runs import Run, Variant, samples_of, samples_scored
 from fedjax_bn.training.records import Record, some_of
 
 _COLOURS, _DASHES = 8, 4

@@ -15,7 +15,8 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.report.blocks import TableCell, block, heat_map, picture, write_page
 from fedjax_bn.report.comparison import first_screen, text_files
 from fedjax_bn.report.curves import convergence_section, measures_section
-from fedjax_bn.report.finished_runs import (
+from fedjax_bn.report.results import Table, tables_of
+from fedjax_bn.report.runs import (
     Run,
     Variant,
     find_runs,
@@ -24,7 +25,6 @@ from fedjax_bn.report.finished_runs import (
     samples_scored,
     variants_of,
 )
-from fedjax_bn.report.results import Table, tables_of
 from fedjax_bn.run.config.file import packaged_configs
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.tasks.segmentation.overlays import overlays

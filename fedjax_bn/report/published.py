@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.finished_runs import APART, other_samples, packaged, spell
 from fedjax_bn.report.results import MEAN, Row, Table
+from fedjax_bn.report.runs import APART, other_samples, packaged, spell
 from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 
 PROTOCOLS = "paper_protocols.json"

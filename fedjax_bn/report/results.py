@@ -21,7 +21,7 @@ from scipy.special import ndtri
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.domain import part_of_all
-from fedjax_bn.report.finished_runs import Run, Variant, relevant
+from fedjax_bn.report.runs import Run, Variant, relevant
 from fedjax_bn.training.records import QUANTILES, Record
 
 MEAN = "mean"
@@ -166,7 +166,7 @@ class Row(NamedTuple):
     """A row of a table: a variant with an adaptation."""
 
     method: str
-    variant: str  # its label, see `finished_runs.Variant`
+    variant: str  # its label, see `runs.Variant`
     adaptation: str  # on unseen domains; "" for internal clients
     cells: dict[str, Cell]  # column -> cell
     config: Mapping[str, Any] = {}  # target and relevant keys of the variant's first run

@@ -18,7 +18,7 @@ from fedjax_bn.run.config import assign
 from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.files import finished
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
@@ -42,8 +42,8 @@ def run(
       client: whose own model is written, with the way in which `evaluate --internal` predicts
         unless `changes` names adaptations; empty: what an unseen client receives.
     """
-    about = finished.read_about(folder)
-    trained = finished.remembered(about, trust)
+    about = finished_run.read_about(folder)
+    trained = finished_run.remembered(about, trust)
     trained.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
     clients = about["form"]["clients"]
     if client and client not in clients:
@@ -51,8 +51,11 @@ def run(
     config = _with_adaptations(trained, changes)
     check_adaptations(trained, config.adaptations)
     trained.adaptations = ()  # those of `config` are built below
-    with finished.recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
-        experiment, state, number = finished.restore(folder, trained, about["form"])
+    with (
+        finished_run.recorded_code(folder, about, dict(changes).values(), trust),
+        as_config_errors(),
+    ):
+        experiment, state, number = finished_run.restore(folder, trained, about["form"])
         for note in _notes(experiment, state, config.privacy.clip > 0, client):
             say(note)
         if client and not changes:  # it predicts as it does in `evaluate --internal`
@@ -65,7 +68,7 @@ def run(
             config.adaptations = ("learned_alpha" if statistics else "running",)
         variables = served_variables(state)
         if client:
-            has_trained = finished.trained_clients(folder, clients, number)
+            has_trained = finished_run.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
         try:

@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.data.domain import Domain, form_of
-from fedjax_bn.data.drawing import label_forms
-from fedjax_bn.data.label_trees import has_boxes
+from fedjax_bn.data.labels import has_boxes
+from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
-from fedjax_bn.run.files.finished import restore_state
+from fedjax_bn.run.files.finished_run import restore_state
 from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.training import checkpoint, score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
@@ -35,6 +35,7 @@ from fedjax_bn.training.loop import train
 from fedjax_bn.training.mesh import form_on, mesh_note
 from fedjax_bn.training.plots import draw_boxes, write_data_plots
 from fedjax_bn.training.population import start_population
+from fedjax_bn.training.processes import by_first, first, held_by_first, require_same
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -50,7 +51,6 @@ from fedjax_bn.training.start import (
     partition_table,
     sample_input,
 )
-from fedjax_bn.training.together import by_first, first, held_by_first, require_same
 from fedjax_bn.training.workdir import SUMMARY, describe_machine, difference
 
 

@@ -14,7 +14,7 @@ from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.engine.inputs import as_images
-from fedjax_bn.engine.masks import as_classes
+from fedjax_bn.engine.segmentation import as_classes
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.sharing import Variables
 

@@ -29,7 +29,7 @@ from orbax.checkpoint import v1 as ocp
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.training.mesh import form_on
-from fedjax_bn.training.together import by_first
+from fedjax_bn.training.processes import by_first
 from fedjax_bn.training.workdir import faults_named, sync
 
 PyTree = Any

@@ -12,7 +12,7 @@ from fedjax_bn.adaptation.choice import Choice
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.partition import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
-from fedjax_bn.data.drawing import Sampler, by_epochs, by_steps
+from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.perfedavg import personalize

@@ -19,9 +19,17 @@ from fedjax_bn.adaptation import Adaptation, record_alphas, running
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, scored_part, select, splits, whole
-from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.labels import (
+    BOXES,
+    CLASS,
+    MASK,
+    boxes_of,
+    class_counts,
+    counted,
+    has_boxes,
+    has_masks,
+)
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -58,7 +66,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
     def counts(parts: Sequence[Split]) -> Record:
         # An unseen domain may use one split under several names: it is counted once.
         parts = {id(part): part for part in parts}.values()
-        totals = sum(label_trees.class_counts(p.labels, internal.num_classes) for p in parts)
+        totals = sum(class_counts(p.labels, internal.num_classes) for p in parts)
         return {"samples": sum(len(p.images) for p in parts), "classes": [*map(int, totals)]}
 
     labels, clients = internal.domains[0].train.labels, {}
@@ -72,8 +80,8 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
         "classes": list(_class_names(internal)),
         "clients": clients,
         "unseen": {d.name: {"test": counts([split for _, split in splits(d)])} for d in unseen},
-        "boxes": label_trees.has_boxes(labels),
-        "masks": label_trees.has_masks(labels),
+        "boxes": has_boxes(labels),
+        "masks": has_masks(labels),
         "number": len(internal.domains),
     }
 
@@ -84,7 +92,7 @@ def write_data_plots(
     """Writes data.json, and plots of the clients' samples and of their class counts."""
     write_json(folder / "data.json", data_facts(internal, unseen, limit))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
-    masked = label_trees.has_masks(internal.domains[0].train.labels)
+    masked = has_masks(internal.domains[0].train.labels)
     classes, place = _class_names(internal) if masked else (), folder / "plots"
     write_picture(place / "samples.png", lambda: samples([*shown, *unseen], classes=classes))
     write_picture(place / "class_counts.png", lambda: draw_class_counts(internal))
@@ -108,7 +116,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
             images = images[..., :1].astype(float)  # so that each has its own range
         images = [small_picture(image, _SIDE) for image in images]
         if classes:
-            masks = split.labels[label_trees.MASK][:count]
+            masks = split.labels[MASK][:count]
             small_masks = [small_mask(mask, _SIDE) for mask in masks]
             images = [coloured(*pair) for pair in zip(images, small_masks, strict=True)]
             unlabelled |= bool((masks == UNLABELLED).any())
@@ -126,7 +134,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
                 row[:, number * step : number * step + width] = image
             axes.imshow(row)
             for number, image in enumerate(images):
-                for box in label_trees.boxes_of(split.labels, number):
+                for box in boxes_of(split.labels, number):
                     draw_box(axes, image, box, "", "lime", number * step)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
@@ -140,7 +148,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
 def draw_class_counts(dataset: Dataset) -> bytes:
     """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
-    counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
+    counts = [class_counts(d.train.labels, dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]
     classes, clients = table.shape
     size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
@@ -149,7 +157,7 @@ def draw_class_counts(dataset: Dataset) -> bytes:
     if clients < len(dataset.domains):
         axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
     mesh = axes.pcolormesh(table, cmap="Blues", vmin=0)
-    unit = label_trees.counted(domains[0].train.labels)
+    unit = counted(domains[0].train.labels)
     figure.colorbar(mesh, label=f"training {unit}", pad=0.01)
     axes.set(xticks=[], ylabel="class")
     if classes <= 20:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_bn.arguments.errors import NotFiniteError, RiskError
 from fedjax_bn.data.domain import scored_part
-from fedjax_bn.engine.extrapolation import check_risks
+from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import Record
 

@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.drawing import Draw, client_rows, point_to, rows_of, validation_batches
-from fedjax_bn.data.label_trees import stored
+from fedjax_bn.data.labels import stored
+from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded

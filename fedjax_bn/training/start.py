@@ -13,7 +13,7 @@ from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Split
-from fedjax_bn.data.drawing import label_forms
+from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.dtypes import parameter_dtype

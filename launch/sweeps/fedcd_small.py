@@ -134,7 +134,7 @@ def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
     from fedjax_bn.run import train
-    from fedjax_bn.run.files.finished import configuration, restore_state
+    from fedjax_bn.run.files.finished_run import configuration, restore_state
     from fedjax_bn.training.plots import features_of
 
     config = configuration(json.loads((folder / "config.json").read_text())["config"])

@@ -281,7 +281,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
     The data are read again with the configuration of the first finished run.
     """
     from fedjax_bn.run.experiment.datasets import configured_clients, read_data
-    from fedjax_bn.run.files.finished import configuration
+    from fedjax_bn.run.files.finished_run import configuration
 
     for name in filter(lambda name: finished(workdir, name), runs):
         try:

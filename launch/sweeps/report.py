@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, configuration, finished, text
 
-from fedjax_bn.report.finished_runs import EQUALS_FEDAVG, has_equal_steps, other_samples
+from fedjax_bn.report.runs import EQUALS_FEDAVG, has_equal_steps, other_samples
 from fedjax_bn.run.config import flatten
 from fedjax_bn.training.workdir import write_atomically
 

@@ -40,7 +40,7 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import Split, select, whole
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import train
-from fedjax_bn.run.files.finished import restore_state
+from fedjax_bn.run.files.finished_run import restore_state
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
 from fedjax_bn.training.experiment import Experiment

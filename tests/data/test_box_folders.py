@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from boxed import picture, text
-from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
+from fedjax_bn.data.labels import BOXES, CLASS, crowd
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.sets.box_folders import load_boxes
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source

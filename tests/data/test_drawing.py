@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.sampling import drawing
 
 
 def arrays(sizes=(7, 3), seed=0):

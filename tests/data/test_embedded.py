@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from fedjax_bn.data.domain import check_dataset, splits, whole
-from fedjax_bn.data.label_trees import BOXES, CLASS, MASK
+from fedjax_bn.data.labels import BOXES, CLASS, MASK
 from fedjax_bn.data.sets import scanners, signs, stains, synthetic
 from fedjax_bn.data.sets.cow_on_beach import ground_of, load_cow_on_beach
 from fedjax_bn.data.source import TEST, TRAIN, check_source

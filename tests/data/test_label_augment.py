@@ -11,7 +11,7 @@ from scipy.ndimage import affine_transform, center_of_mass
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import BOXES, CLASS, MASK
+from fedjax_bn.data.labels import BOXES, CLASS, MASK
 from fedjax_bn.data.pixels import augment, label_augment
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks

@@ -11,7 +11,7 @@ import scans
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import check_dataset, splits, whole
-from fedjax_bn.data.label_trees import MASK, VOLUME
+from fedjax_bn.data.labels import MASK, VOLUME
 from fedjax_bn.data.masks.mask_folders import load_mask_folders
 from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import TEST, TRAIN

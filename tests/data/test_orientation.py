@@ -11,7 +11,7 @@ from PIL import Image
 
 import runs
 from boxed import text
-from fedjax_bn.data.label_trees import BOXES
+from fedjax_bn.data.labels import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.sets.box_folders import load_boxes
 from fedjax_bn.models import MLP

@@ -10,7 +10,7 @@ import scans
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import splits
-from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
+from fedjax_bn.data.labels import MASK, SPACING, VOLUME
 from fedjax_bn.data.masks.assemble import Pair, paired_source
 from fedjax_bn.data.masks.mask_folders import load_mask_folders
 from fedjax_bn.data.masks.prostate import load_prostate

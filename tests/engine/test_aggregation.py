@@ -12,7 +12,7 @@ import runs
 from federations import OneNorm, assert_equal, batches_of, variables_of
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform, weighted_mean
 from fedjax_bn.arguments.errors import RiskError
-from fedjax_bn.engine.extrapolation import check_risks, least_variance
+from fedjax_bn.engine.risk_extrapolation import check_risks, least_variance
 from fedjax_bn.engine.weighing import normalized, relative_weights
 from fedjax_bn.methods import fedavg
 from fedjax_bn.training.rounds import Rounds

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import federations as fed
-from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.sampling import drawing
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import as_images, class_labels, known_labels
 from fedjax_bn.federation import broadcast_of, global_variables, own_of

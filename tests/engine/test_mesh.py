@@ -116,7 +116,7 @@ def test_rows_of_all_dtypes_meet_in_one_reduction_and_keep_their_values():
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh
-from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.sampling import drawing
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn

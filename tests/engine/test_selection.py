@@ -14,7 +14,7 @@ from fedjax_bn import client as local
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.drawing import validation_batches
+from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.local_step import LocalStep
 from fedjax_bn.methods import scaffold

@@ -17,7 +17,6 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Message
 
 from fedjax_bn import aggregation
-from fedjax_bn.adding import adding
 from fedjax_bn.aggregation import Weighing, averaging, by_size, krum, risk_extrapolation, uniform
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
@@ -26,6 +25,7 @@ from fedjax_bn.flower.members import Accepted, Members
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.server import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
+from fedjax_bn.incremental_aggregation import adding
 from fedjax_bn.state import FederatedState, ServerState, Upload
 from fedjax_bn.training.experiment import Participation
 from fedjax_bn.training.records import out_of_patience, select_round

@@ -7,7 +7,6 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.federation import global_variables
-from fedjax_bn.run.files import finished
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 

@@ -10,7 +10,7 @@ import runs
 import scans
 import tiny_digits
 from boxed import instances, picture, text
-from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, crowd
+from fedjax_bn.data.labels import BOXES, CLASS, MASK, crowd
 from fedjax_bn.data.masks.mask_folders import load_mask_folders
 from fedjax_bn.data.sets.box_folders import load_boxes
 from fedjax_bn.data.sets.digits import load_digits

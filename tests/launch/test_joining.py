@@ -10,7 +10,6 @@ import pytest
 import runs
 from fedjax_bn import sharing
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.run.files import finished
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import yaml
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.training.together import join
+from fedjax_bn.training.processes import join
 
 LAUNCH = runs.ROOT / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))
@@ -75,7 +75,7 @@ JOINED = """
 import os, signal, sys, time
 import jax, numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from fedjax_bn.training.together import join
+from fedjax_bn.training.processes import join
 
 join("--distributed" in sys.argv, timeout=60)
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # after JAX's own, as a run does

@@ -9,7 +9,7 @@ import numpy as np
 import small_oracle
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, aligned_objective
-from fedjax_bn.models import SmallCNN, masks
+from fedjax_bn.models import SmallCNN, feature_masks
 from fedjax_bn.state import Received
 from small_oracle import SmallNet
 
@@ -69,7 +69,7 @@ def test_masks_inside_a_convolutional_network_are_differentiated_through_too(x64
     model = SmallCNN(num_classes=3, widths=(3, 4), param_dtype=jnp.float64)
     images = jax.random.normal(KEY, (4, 6, 6, 3), jnp.float64)
     start = jax.jit(model.init)(KEY, images)
-    variables = masks.with_masks(model, start, ("features", "norm1"))
+    variables = feature_masks.with_masks(model, start, ("features", "norm1"))
     batch = {"image": images, "label": jnp.array([0, 1, 2, 1]), "valid": jnp.ones(4, bool)}
     received = {"features": jnp.full(4, 0.01), "norm1": jnp.full(3, -0.02)}
     value, reported, gradients = value_and_gradients(model, variables, batch, received, 0.9)

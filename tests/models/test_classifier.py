@@ -14,7 +14,7 @@ from federations import NAMED, run_rounds
 from fedjax_bn import contrib, models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.masks import with_masks
+from fedjax_bn.models.feature_masks import with_masks
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import predictor
 from method_table import METHODS

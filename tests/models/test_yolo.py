@@ -12,8 +12,8 @@ from test_models import arrays
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
+from fedjax_bn.models.feature_masks import with_masks
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.torch_weights import from_torch, to_torch
 from fedjax_bn.models.yolo import ANCHORS
 from fedjax_bn.tasks.detection import Anchors

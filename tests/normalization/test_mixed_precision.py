@@ -15,8 +15,8 @@ from fedjax_bn import adaptation, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
+from fedjax_bn.models.feature_masks import with_masks
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.adapter import with_adapter

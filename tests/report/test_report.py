@@ -13,8 +13,8 @@ from scipy import stats
 import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.data.domain import Split
-from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
+from fedjax_bn.report.runs import find_runs
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.training.evaluation.answers import Answers, write_answers

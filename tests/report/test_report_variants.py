@@ -9,9 +9,9 @@ from fedjax_bn import sharing
 from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.report.finished_runs import find_runs, variants_of
 from fedjax_bn.report.published import beside, cells, published
 from fedjax_bn.report.results import tables_of
+from fedjax_bn.report.runs import find_runs, variants_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from method_table import METHODS

@@ -9,7 +9,6 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, UserError, WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.run.files import finished
 from fedjax_bn.sharing import path_names
 from fedjax_bn.training import checkpoint, workdir
 

@@ -111,7 +111,7 @@ def test_the_face_is_every_module_but_the_inner_ones_and_all_of_it_is_there():
     modules |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert set(fb.__all__) == modules - INNER | {"load_run", "simulate"}
     assert fb.simulate is fb.simulation.simulate
-    assert fb.load_run is importlib.import_module("fedjax_bn.run.files.finished").load_run
+    assert fb.load_run is importlib.import_module("fedjax_bn.run.files.finished_run").load_run
     for name in set(fb.__all__) - {"load_run", "simulate"}:
         assert getattr(fb, name) is importlib.import_module(f"fedjax_bn.{name}")
     assert set(fb.__all__) <= set(dir(fb))

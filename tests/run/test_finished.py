@@ -20,7 +20,7 @@ from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.experiment.build import read_evaluation
-from fedjax_bn.run.files.finished import restore_state
+from fedjax_bn.run.files.finished_run import restore_state
 from fedjax_bn.task import classification
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator

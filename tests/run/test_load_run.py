@@ -8,7 +8,6 @@ import pytest
 
 import fedjax_bn as fb
 import runs
-from fedjax_bn.run.files import finished
 from fedjax_bn.serving import load
 from small_images import dataset_of_images
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.data.drawing import by_epochs, by_steps
+from fedjax_bn.data.sampling import by_epochs, by_steps
 from fedjax_bn.engine.keys import step_keys
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import OPTIMIZERS

@@ -6,9 +6,9 @@ import pytest
 import runs
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run import serve, train
-from fedjax_bn.run.finished_run import Request
+from fedjax_bn.run.evaluate import Request
 from fedjax_bn.serving import load
 from fedjax_bn.training import plots, workdir
 

@@ -12,7 +12,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.files import ownership
 from fedjax_bn.training.callbacks.progress import Progress

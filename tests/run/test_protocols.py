@@ -9,7 +9,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
-from fedjax_bn.data.drawing import validation_batches
+from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.selection import validation_score

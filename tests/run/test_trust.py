@@ -17,8 +17,8 @@ from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.models import MLP
-from fedjax_bn.run.files import finished
-from fedjax_bn.run.files.finished import recorded_code
+from fedjax_bn.run.files import finished_run
+from fedjax_bn.run.files.finished_run import recorded_code
 from fedjax_bn.serving import folder as served_folder
 
 CODE = """

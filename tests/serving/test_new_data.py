@@ -7,9 +7,8 @@ import pytest
 
 import runs
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.run import finished_run as new_data
-from fedjax_bn.run.files import finished
-from fedjax_bn.run.files.finished import recorded_code
+from fedjax_bn.run import evaluate as new_data
+from fedjax_bn.run.files.finished_run import recorded_code
 from trees import shade_of, write_shade, write_tree
 
 PACS = tuple(IMAGE_FOLDERS["pacs"].classes)

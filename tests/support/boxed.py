@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.labels import BOXES, CLASS
 from fedjax_bn.data.source import Pool, Source
 
 CLASSES = ("cat", "dog", "elk")

@@ -13,7 +13,7 @@ from fedjax_bn.arguments import errors
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.training import plots
-from fedjax_bn.training.together import any_asked, by_first, join, require_same
+from fedjax_bn.training.processes import any_asked, by_first, join, require_same
 
 TRAINED = {
     "rounds": 2,

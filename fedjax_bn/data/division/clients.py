@@ -36,7 +36,7 @@ from fedjax_bn.data.domain import (
     select,
     whole,
 )
-from fedjax_bn.data.label_trees import strata
+from fedjax_bn.data.labels import strata
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source

@@ -30,7 +30,7 @@ from fedjax_bn.data.domain import (
     select,
     splits,
 )
-from fedjax_bn.data.label_trees import leaves_of, strata
+from fedjax_bn.data.labels import leaves_of, strata
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import part_in
 

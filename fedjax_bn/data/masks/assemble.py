@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
+from fedjax_bn.data.labels import MASK, SPACING, VOLUME
 from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files
@@ -47,7 +47,7 @@ class Conversion(Protocol):
     convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
     # `describe(results) -> notes` on the results of all pairs, in their order
     describe: Callable[[Sequence[Any]], tuple[str, ...]]
-    # `spacing(pair)`, in millimetres as in `label_trees`; None if it is unknown
+    # `spacing(pair)`, in millimetres as in `data.labels`; None if it is unknown
     spacing: Callable[[Pair], tuple[float, float, float]] | None
 
 

@@ -27,7 +27,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fedjax_bn.data.division.choices import PROTOCOLS
-from fedjax_bn.data.label_trees import MASK, VOLUME, take
+from fedjax_bn.data.labels import MASK, VOLUME, take
 from fedjax_bn.data.masks.assemble import Pair, paired_source
 from fedjax_bn.data.masks.mask_folders import pair_files, stem_of
 from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume

@@ -40,7 +40,7 @@ class LabelAugment(NamedTuple):
     """An augmentation that moves labels with their images, pure and jittable."""
 
     change: Callable[[jax.Array, dict[str, Any]], dict[str, Any]]  # `change(key, batch) -> batch`
-    moves: str  # the labels that it moves, `label_trees.BOXES` or `label_trees.MASK`
+    moves: str  # the labels that it moves, `data.labels.BOXES` or `MASK`
 
 
 def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:

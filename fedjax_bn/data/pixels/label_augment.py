@@ -1,6 +1,6 @@
 """Changes training images at random on the device, and moves their boxes or masks along.
 
-Images are bytes u8[B, S, S, C], and labels boxes or masks u8[B, S, S], see `data.label_trees`. Each
+Images are bytes u8[B, S, S, C], and labels boxes or masks u8[B, S, S], see `data.labels`. Each
 sample has a key of its own.
 
 **Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
 from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
-from fedjax_bn.data.label_trees import BOXES, CLASS, MASK, PADDING
+from fedjax_bn.data.labels import BOXES, CLASS, MASK, PADDING
 from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, resample, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.inputs import UNLABELLED

@@ -16,7 +16,7 @@ may be among the labels; without either they are numbers. An image without a tex
 COCO (Lin et al., ECCV 2014) has one file of JSON for many images, which are in images/, beside the
 file, or in train/: {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id",
 "name"}], "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are
-in pixels. Crowds stay crowds, see `label_trees`.
+in pixels. Crowds stay crowds, see `data.labels`.
 
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or, with the orientation
 "stored", to the rows of its file. If the labels state the width and height of the other one of
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
+from fedjax_bn.data.labels import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import (
@@ -66,7 +66,7 @@ class _Box(NamedTuple):
 
     label: str  # the name of its class
     corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
-    crowd: bool = False  # whether the box holds a group of objects, see `label_trees`
+    crowd: bool = False  # whether the box holds a group of objects, see `data.labels`
 
 
 class _Labelled(NamedTuple):

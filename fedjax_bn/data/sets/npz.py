@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.label_trees import MASK, PyTree, as_labels, has_masks, join
+from fedjax_bn.data.labels import MASK, PyTree, as_labels, has_masks, join
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import names_in_npz, read_npz

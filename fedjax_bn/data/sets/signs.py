@@ -26,7 +26,7 @@ import scipy  # loads ndimage at its first use
 
 from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.labels import BOXES, CLASS, PADDING
 from fedjax_bn.data.sets.scanners import share_out_scans, shrunk_photograph
 
 _SIZE, _MOST = 96, 3  # pixels a side, and plates of an image

@@ -25,7 +25,7 @@ import scipy  # loads ndimage at its first use
 
 from fedjax_bn.data.division.partition import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import MASK
+from fedjax_bn.data.labels import MASK
 from fedjax_bn.data.sets.scanners import place, share_out_scans, shrunk_photograph, to_pixels
 
 _Colour = tuple[int, int, int]

@@ -13,7 +13,7 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.ranges import Range, Steps
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
-from fedjax_bn.data.label_trees import SPACING
+from fedjax_bn.data.labels import SPACING
 from fedjax_bn.data.masks import mask_folders, prostate
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (

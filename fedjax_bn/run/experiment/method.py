@@ -27,7 +27,7 @@ from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
-from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
+from fedjax_bn.data.labels import BOXES, MASK, has_boxes, has_masks
 from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.images import Prepare, standardize

@@ -7,7 +7,7 @@ import numpy as np
 import scipy  # loads ndimage at its first use
 
 from fedjax_bn.engine.inputs import UNLABELLED
-from fedjax_bn.engine.masks import regions_of
+from fedjax_bn.engine.segmentation import regions_of
 
 
 def surface_distances(

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
+from fedjax_bn.training.processes import first
 from fedjax_bn.training.records import Record, select_round
-from fedjax_bn.training.together import first
 
 
 class Lines(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
-from fedjax_bn.models.masks import COLLECTION, FEATURES
+from fedjax_bn.models.feature_masks import COLLECTION, FEATURES
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.answers import npz_bytes
@@ -22,9 +22,9 @@ from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.plots import features_of, masked_features
 from fedjax_bn.training.population import AnyState, PopulationState
+from fedjax_bn.training.processes import first
 from fedjax_bn.training.records import Record, by_client, select_round, some_of
 from fedjax_bn.training.start import sample_input
-from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import read_arrays, write_atomically, write_picture
 
 _KINDS = ("mean", "std", "scale", "bias")  # of batch norms, see `_distances`

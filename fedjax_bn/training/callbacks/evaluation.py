@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.training.processes import any_asked
 from fedjax_bn.training.records import Record, out_of_patience, select_round
-from fedjax_bn.training.together import any_asked
 
 
 class Scores(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from fedjax_bn.training.processes import first
 from fedjax_bn.training.records import Record
-from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import faults_named
 
 

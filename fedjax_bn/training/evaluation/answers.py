@@ -21,8 +21,8 @@ from scipy.special import logsumexp
 
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Rows, Split
-from fedjax_bn.data.label_trees import MASK, SPACING
-from fedjax_bn.engine.masks import Overlaps, as_classes, dice_and_iou
+from fedjax_bn.data.labels import MASK, SPACING
+from fedjax_bn.engine.segmentation import Overlaps, as_classes, dice_and_iou
 from fedjax_bn.task import Score, Task, confusion
 from fedjax_bn.tasks.segmentation.overlays import Picture
 from fedjax_bn.tasks.segmentation.surfaces import surface_scores, volumes_of

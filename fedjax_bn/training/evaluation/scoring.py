@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.data.domain import Rows, Split, select
-from fedjax_bn.data.label_trees import stored
+from fedjax_bn.data.labels import stored
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.engine.devices import CLIENTS, apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype

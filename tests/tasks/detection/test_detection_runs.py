@@ -9,12 +9,12 @@ import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.config import base
+from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS, choose_task
-from fedjax_bn.run.finished_run import Request
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables
 

@@ -15,7 +15,6 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import UNet
-from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving import load, predict
 from fedjax_bn.serving.predictor import from_choice

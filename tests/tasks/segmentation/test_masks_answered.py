@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.engine.masks import dice_and_iou
+from fedjax_bn.engine.segmentation import dice_and_iou
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.segmentation import surface_scores
 from fedjax_bn.training.evaluation.answers import (

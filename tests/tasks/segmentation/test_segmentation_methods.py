@@ -15,8 +15,8 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models import UNet
+from fedjax_bn.models.feature_masks import with_masks
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.torch_weights import to_torch
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates

@@ -13,12 +13,12 @@ import square_masks
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import UNet
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.config import base
+from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS, choose_task
-from fedjax_bn.run.finished_run import Request
 from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import read_answers

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import no_labels
+from fedjax_bn.data.labels import no_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config import check
 from fedjax_bn.run.config.defaults import base

@@ -22,7 +22,7 @@ from fedjax_bn.arguments.errors import ConfigError, WorkdirError, as_config_erro
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, Split, scored_part, whole
-from fedjax_bn.data.label_trees import MASK, form_of_labels, has_masks
+from fedjax_bn.data.labels import MASK, form_of_labels, has_masks
 from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
@@ -40,7 +40,7 @@ from fedjax_bn.run.experiment.build import (
 )
 from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.files import finished
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import plots, score_tables, workdir
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
@@ -81,8 +81,8 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     Returns the content of NAME.json, and the paths of all files written. A workdir that cannot be
     read is a WorkdirError or CheckpointError; what does not suit the run is a ConfigError.
     """
-    about = finished.read_about(folder)
-    trained = finished.remembered(about, request.trust)
+    about = finished_run.read_about(folder)
+    trained = finished_run.remembered(about, request.trust)
     if request.source:
         config = read(request.source, request.changes)
         typed = dict(flatten(config))
@@ -98,7 +98,10 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         trained.adaptations = ()
     check_adaptations(trained, config.adaptations)
     keep_compiled(trained.compilation_cache)
-    with finished.recorded_code(folder, about, typed.values(), request.trust), as_config_errors():
+    with (
+        finished_run.recorded_code(folder, about, typed.values(), request.trust),
+        as_config_errors(),
+    ):
         result, contents = _tested(folder, request, about, trained, config, say)
     place, start = folder / "evaluations", file_name(request.name)
     files = {place / f"{start}{end}": content for end, content in contents.items()}
@@ -147,7 +150,7 @@ def _tested(
 ) -> tuple[Record, dict[str, _Content]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
-    experiment, state, number = finished.restore(folder, trained, form)
+    experiment, state, number = finished_run.restore(folder, trained, form)
     is_adapted = COLLECTION in served_variables(state)
     unsuited = {
         "--tsne needs the features of a classifier": request.tsne
@@ -176,7 +179,7 @@ def _tested(
     }
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
-        has_trained = finished.trained_clients(folder, form["clients"], number)
+        has_trained = finished_run.trained_clients(folder, form["clients"], number)
         built = _training_data(config, trained, about)
         inside = internal_evaluator(built)(state, has_trained, answers)
         measures["internal"] = inside.get("measures", {})

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 import boxed
-from fedjax_bn.data import label_trees
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
-from fedjax_bn.data.drawing import (
+from fedjax_bn.data.labels import BOXES, CLASS, class_counts, join, strata, take
+from fedjax_bn.data.sampling import (
     by_epochs,
     label_forms,
     point_to,
     stack_clients,
     validation_batches,
 )
-from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.engine.batches import blank_padding, check_batches
 from fedjax_bn.training.evaluation.scoring import SplitBatches
 from fedjax_bn.training.rounds import stream_rounds
@@ -50,7 +49,7 @@ def test_a_round_trains_every_image_with_its_own_boxes(resident):
     check_batches(batches, 2, 1)
     for k, s, b in np.argwhere(batches["valid"]):
         number = int(batches["image"][k, s, b])
-        own = label_trees.take(PARTS[k].labels, number)
+        own = take(PARTS[k].labels, number)
         assert equal(own, jax.tree.map(lambda leaf, at=(k, s, b): leaf[at], batches["label"]))
     forms = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batches["label"])
     wanted = label_forms(PARTS[0], batches["valid"].shape)
@@ -88,29 +87,29 @@ def test_clients_own_images_with_their_boxes_and_every_image_once():
     for domain in internal.domains:
         for name, part in splits(domain):
             numbers = np.asarray(part.images)[:, 0, 0, 0]
-            assert equal(part.labels, label_trees.take(data.pools[0].labels, numbers))
+            assert equal(part.labels, take(data.pools[0].labels, numbers))
             first = name == "validation" and domain is internal.domains[0]  # they share it
             owned += numbers.tolist() * (name == "train" or first)
     assert sorted(owned) == list(range(20))
     assert equal(
         whole(unseen[0]).labels,
-        label_trees.take(data.pools[1].labels, np.asarray(whole(unseen[0]).images)[:, 0, 0, 0]),
+        take(data.pools[1].labels, np.asarray(whole(unseen[0]).images)[:, 0, 0, 0]),
     )
     together = pool_clients(internal)[0].domains[0].train
     numbers = np.asarray(together.images)[:, 0, 0, 0]
-    assert equal(together.labels, label_trees.take(data.pools[0].labels, numbers))
+    assert equal(together.labels, take(data.pools[0].labels, numbers))
 
 
 def test_splits_keep_the_most_frequent_class_of_an_image_in_proportion():
     labels = {CLASS: np.array([[1, 0, 1], [2, 0, -1], [-1, -1, -1]], np.int32)}
-    assert label_trees.strata(labels).tolist() == [1, 0, -1]
-    assert label_trees.class_counts(labels, 4).tolist() == [2, 2, 1, 0]
+    assert strata(labels).tolist() == [1, 0, -1]
+    assert class_counts(labels, 4).tolist() == [2, 2, 1, 0]
 
 
 def test_labels_with_fewer_boxes_an_image_are_padded_when_joined():
     few, many = boxed.split(2, 0, most=1).labels, boxed.split(3, 1, most=4).labels
-    joined = label_trees.join([few, many])
-    assert equal(label_trees.take(joined, np.array([2, 3, 4])), many)
+    joined = join([few, many])
+    assert equal(take(joined, np.array([2, 3, 4])), many)
     assert joined[BOXES].shape == (5, 4, 4)
     assert (joined[CLASS][:2, 1:] == -1).all()
     assert not joined[BOXES][:2, 1:].any()

@@ -12,7 +12,7 @@ import norm_nets as nets
 from federations import DropoutNet, assert_equal
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.models import SmallCNN, masks
+from fedjax_bn.models import SmallCNN, feature_masks
 from fedjax_bn.models.classifier import FeaturesOf, features_method, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
@@ -49,7 +49,7 @@ def start(name):
 def test_a_mask_of_another_size_or_of_nothing_is_refused():
     model, variables, images = start("tiny")
     with pytest.raises(ValueError, match="'pool'"):
-        masks.with_masks(model, variables, ("pool",), images)
+        feature_masks.with_masks(model, variables, ("pool",), images)
     wrong = {**variables, "mask": {"features": jnp.ones(1)}}
     with pytest.raises(ValueError, match="with_masks"):
         forward(model, wrong, images)
@@ -58,7 +58,7 @@ def test_a_mask_of_another_size_or_of_nothing_is_refused():
 @pytest.mark.parametrize("name", ["with methods", "dropout", "flattened map"])
 def test_a_mask_multiplies_what_the_classifier_sees_and_ones_or_none_change_nothing(name):
     model, variables, images = start(name)
-    ones = masks.with_masks(model, variables)
+    ones = feature_masks.with_masks(model, variables)
     mask = jnp.linspace(0.2, 1.7, ones["mask"]["features"].size)
 
     @jax.jit
@@ -85,8 +85,10 @@ def test_a_mask_multiplies_what_the_classifier_sees_and_ones_or_none_change_noth
 def test_several_masks_act_at_once():
     model, variables, images = start("tiny")
     sizes = {"features": 6, "conv1": 4, "norm2": 6}
-    several = masks.with_masks(model, variables, sizes, images)["mask"]
-    assert_equal(masks.with_masks(model, variables, sizes)["mask"], several)  # sizes by parameters
+    several = feature_masks.with_masks(model, variables, sizes, images)["mask"]
+    assert_equal(
+        feature_masks.with_masks(model, variables, sizes)["mask"], several
+    )  # sizes by parameters
     assert {name: mask.size for name, mask in several.items()} == sizes
     passed = jax.jit(lambda mask: forward(model, {**variables, "mask": mask}, images).outputs)
     for name in sizes:
@@ -108,14 +110,14 @@ def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
     variables = model.init(KEY, images)
     for known in (None, images):
         with pytest.raises(ValueError, match="with_classifier"):
-            masks.with_masks(model, variables, images=known)
+            feature_masks.with_masks(model, variables, images=known)
 
 
 def test_masks_that_are_there_stay():
     model, variables, images = start("with methods")
     own = {**variables, "mask": {"features": jnp.full(16, 0.5)}}
-    assert_equal(masks.with_masks(model, own)["mask"], own["mask"])
-    both = masks.with_masks(model, own, ("features", "fc1"), images)["mask"]
+    assert_equal(feature_masks.with_masks(model, own)["mask"], own["mask"])
+    both = feature_masks.with_masks(model, own, ("features", "fc1"), images)["mask"]
     assert set(both) == {"features", "fc1"}
     assert_equal(both["features"], own["mask"]["features"])
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
-from fedjax_bn.data.label_trees import as_labels, has_masks, stored
+from fedjax_bn.data.labels import as_labels, has_masks, stored
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.inputs import UNLABELLED, as_images, random_key
 
@@ -196,7 +196,7 @@ def drawing(
     Args:
       clients: (images, labels) of each of K clients: images u8[N, H, W, C], which the method's
         `prepare` standardizes, or f[N, ...], which it only casts; labels are integers [N] from 0,
-        or masks, see `label_trees.as_labels`.
+        or masks, see `data.labels.as_labels`.
       batch_size: B, cut to the number of samples of the largest client.
       local_epochs: the same as the method's.
 
