@@ -37,8 +37,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "adaptation", "aggregation", "client", "contrib", "data", "engine", "federation",
-    "incremental_aggregation", "load_run", "local_step", "methods", "models", "normalization", "report", "serving", "sharing",
-    "simulate", "simulation", "state", "task", "tasks", "training",
+    "incremental_aggregation", "load_run", "local_step", "methods", "models", "normalization",
+    "report", "serving", "sharing", "simulate", "simulation", "state", "task", "tasks", "training",
 ]  # fmt: skip
 
 _FUNCTIONS = {"load_run": "run.files.finished_run", "simulate": "simulation"}

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.segmentation import as_classes
-from fedjax_bn.models import hooks
+from fedjax_bn.models import feature_masks, hooks
 from fedjax_bn.models.cpu import in_cache
-from fedjax_bn.models.feature_masks import COLLECTION
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
@@ -221,7 +220,7 @@ def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str,
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
     """Returns the adaptation applied without the received masks (see `models.feature_masks`)."""
-    return _of_changed(adaptation, lambda variables: without(variables, COLLECTION))
+    return _of_changed(adaptation, lambda variables: without(variables, feature_masks.COLLECTION))
 
 
 def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]) -> Adaptation:

@@ -68,8 +68,8 @@ def forward(
     Args:
       model: images f[B, ...] -> outputs; a linen module or the result of `from_nnx`, optionally
         wrapped in `FeaturesOf` or `ClassifiedBy`.
-      variables: its collections, optionally with `mask` (see `models.feature_masks`) or collections with
-        hooks (see `models.hooks`).
+      variables: its collections, optionally with `mask` (see `models.feature_masks`) or
+        collections with hooks (see `models.hooks`).
       images: f[B, ...], prepared as the model expects.
       train: whether running statistics move; also passed to a model whose call has an argument
         `train` or another of `normalization.calls.mode_arguments`.

@@ -76,7 +76,7 @@ class Network(nn.Module, kw_only=True):
           name: the layer's name.
           kernel_init: initializer of the kernel f[kernel, kernel, C, F].
           use_bias: whether there is a bias, by default drawn as in PyTorch.
-          columns: the numbers of columns packed in x and in the result, see `engine.columns`.
+          columns: the numbers of columns packed in x and the result (`models.tpu_convolution`).
           **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:

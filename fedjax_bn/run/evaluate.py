@@ -41,6 +41,7 @@ from fedjax_bn.run.experiment.build import (
 from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished_run
+from fedjax_bn.run.files.finished_run import recorded_code
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import plots, score_tables, workdir
 from fedjax_bn.training.evaluation.answers import Keep, npz_bytes, predictions_of
@@ -99,7 +100,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     check_adaptations(trained, config.adaptations)
     keep_compiled(trained.compilation_cache)
     with (
-        finished_run.recorded_code(folder, about, typed.values(), request.trust),
+        recorded_code(folder, about, typed.values(), request.trust),
         as_config_errors(),
     ):
         result, contents = _tested(folder, request, about, trained, config, say)

@@ -19,6 +19,7 @@ from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished_run
+from fedjax_bn.run.files.finished_run import recorded_code
 from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
@@ -52,7 +53,7 @@ def run(
     check_adaptations(trained, config.adaptations)
     trained.adaptations = ()  # those of `config` are built below
     with (
-        finished_run.recorded_code(folder, about, dict(changes).values(), trust),
+        recorded_code(folder, about, dict(changes).values(), trust),
         as_config_errors(),
     ):
         experiment, state, number = finished_run.restore(folder, trained, about["form"])

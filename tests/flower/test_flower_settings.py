@@ -7,6 +7,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.federation import global_variables
+from fedjax_bn.run.files import finished_run
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
@@ -72,9 +73,9 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_the
     own = [load_own(place, 1, Own(kept.served, ())).personal for place in places]
     mean = jax.tree.map(lambda *x: np.average(x, 0, kept.state.weights), *own)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)
-    about = finished.read_about(tmp_path / "server" / "served")
-    own = finished.configuration(about["config"])
-    _, served, _ = finished.restore(tmp_path / "server" / "served", own, about["form"])
+    about = finished_run.read_about(tmp_path / "server" / "served")
+    own = finished_run.configuration(about["config"])
+    _, served, _ = finished_run.restore(tmp_path / "server" / "served", own, about["form"])
     variables = join(kept.state.shared, mean)
     received = jax.jit(global_variables)(served)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), received, variables)

@@ -10,6 +10,7 @@ import pytest
 import runs
 from fedjax_bn import sharing
 from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.run.files import finished_run
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,9 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_only_batch_norm_moves(run):
-    about = finished.read_about(run)
-    config = finished.configuration(about["config"])
-    experiment, state, _ = finished.restore(run, config, about["form"])
+    about = finished_run.read_about(run)
+    config = finished_run.configuration(about["config"])
+    experiment, state, _ = finished_run.restore(run, config, about["form"])
     received = global_variables(state)
     joined, accuracy = joining.join(
         config, experiment, received, joining.find_client(config, "dog")

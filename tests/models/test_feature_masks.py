@@ -86,9 +86,7 @@ def test_several_masks_act_at_once():
     model, variables, images = start("tiny")
     sizes = {"features": 6, "conv1": 4, "norm2": 6}
     several = feature_masks.with_masks(model, variables, sizes, images)["mask"]
-    assert_equal(
-        feature_masks.with_masks(model, variables, sizes)["mask"], several
-    )  # sizes by parameters
+    assert_equal(feature_masks.with_masks(model, variables, sizes)["mask"], several)
     assert {name: mask.size for name, mask in several.items()} == sizes
     passed = jax.jit(lambda mask: forward(model, {**variables, "mask": mask}, images).outputs)
     for name in sizes:

@@ -9,6 +9,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, UserError, WorkdirError
 from fedjax_bn.run import train
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.sharing import path_names
 from fedjax_bn.training import checkpoint, workdir
 
@@ -86,7 +87,7 @@ def folder(tmp_path):
 
 def read_all(folder) -> None:
     """Reads a workdir as a run that continues and an evaluation do."""
-    finished.read_about(folder)
+    finished_run.read_about(folder)
     workdir.read_json(folder / "summary.json", workdir.SUMMARY)
     workdir.read_lines(folder / "metrics.jsonl", 6)
 

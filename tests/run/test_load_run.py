@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_bn as fb
 import runs
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.serving import load
 from small_images import dataset_of_images
 
@@ -59,9 +60,9 @@ def test_a_clients_predictions_are_those_of_evaluate_and_of_its_served_model(run
 def test_the_variables_are_the_rows_of_the_state_and_other_clients_have_none(tmp_path, capfd):
     place = runs.finished(tmp_path / "run", method="fedbn")
     result = fb.load_run(place)
-    about = finished.read_about(place)
-    config = finished.configuration(about["config"])
-    _, state, _ = finished.restore(place, config, about["form"])
+    about = finished_run.read_about(place)
+    config = finished_run.configuration(about["config"])
+    _, state, _ = finished_run.restore(place, config, about["form"])
     jax.tree.map(np.testing.assert_array_equal, result.state, state)
     for k, client in enumerate(result.clients):
         own = result.variables(client)

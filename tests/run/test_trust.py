@@ -36,19 +36,19 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
+def trained_run(tmp_path_factory):
     return runs.finished(tmp_path_factory.mktemp("run") / "run")
 
 
 @pytest.fixture
-def foreign(finished_run, tmp_path, request):
+def foreign(trained_run, tmp_path, request):
     """`foreign(KEY=VALUE)`: a workdir from elsewhere, whose folder holds code that it names."""
     module = f"code{abs(hash(request.node.name))}"
     (tmp_path / f"{module}.py").write_text(CODE)
 
     def make(**keys):
         place = tmp_path / "hospital9"
-        shutil.copytree(finished_run, place)
+        shutil.copytree(trained_run, place)
         about = json.loads((place / "config.json").read_text())
         keys = {
             k.replace("__", "."): json.loads(json.dumps(v).replace("CODE", module))
@@ -130,9 +130,9 @@ def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_pat
 
 
 def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
-    about = finished.read_about(foreign(compilation_cache=str(tmp_path)))
-    assert finished.remembered(about).compilation_cache == ""
-    assert finished.remembered(about, trust=True).compilation_cache == str(tmp_path)
+    about = finished_run.read_about(foreign(compilation_cache=str(tmp_path)))
+    assert finished_run.remembered(about).compilation_cache == ""
+    assert finished_run.remembered(about, trust=True).compilation_cache == str(tmp_path)
 
 
 def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import runs
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run import evaluate as new_data
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.run.files.finished_run import recorded_code
 from trees import shade_of, write_shade, write_tree
 
@@ -77,12 +78,12 @@ def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
     flat = {"data.path": "data", "model": "own_net:Net"}
     about = {"config": flat, "started_in": str(tmp_path)}
     monkeypatch.setattr("sys.path", ["elsewhere"])
-    assert finished.remembered(about).data.path == str(tmp_path / "data")
+    assert finished_run.remembered(about).data.path == str(tmp_path / "data")
     assert sys.path == ["elsewhere"]
     with recorded_code(tmp_path, about, trust=True):
         assert sys.path == ["elsewhere", str(tmp_path)]
     gone = about | {"started_in": str(tmp_path / "gone")}
-    assert finished.remembered(gone).data.path == "data"
+    assert finished_run.remembered(gone).data.path == "data"
 
 
 def test_classes_that_the_run_does_not_have_are_refused(tmp_path):

@@ -15,6 +15,7 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import UNet
+from fedjax_bn.run.files import finished_run
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving import load, predict
 from fedjax_bn.serving.predictor import from_choice
@@ -67,7 +68,7 @@ def test_a_served_model_gives_the_dice_of_its_run(workdir, tmp_path):
     served = tmp_path / "served"
     assert runs.command("serve", "--workdir", str(place), "--export", str(served)) == 0
     assert summary["score"] == "Dice"
-    form = finished.read_about(place)["form"]
+    form = finished_run.read_about(place)["form"]
     assert form["masks"] == ["mask"] == form_of(DATA)["masks"]
     found = load(served)(UNSEEN.images)
     assert found.shape == (13, 16, 16, 3)
