@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.packed_columns import convolve_packed, pack, unpack
 from fedjax_bn.models import cpu
-from fedjax_bn.models.tpu_convolution import convolve_packed, pack, unpack
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.calls import outputs_are_read
 
@@ -76,7 +76,7 @@ class Network(nn.Module, kw_only=True):
           name: the layer's name.
           kernel_init: initializer of the kernel f[kernel, kernel, C, F].
           use_bias: whether there is a bias, by default drawn as in PyTorch.
-          columns: the numbers of columns packed in x and the result (`models.tpu_convolution`).
+          columns: the numbers of columns packed in x and the result (`engine.packed_columns`).
           **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Units, bounded
+from fedjax_bn.engine import packed_columns
 from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.models import tpu_convolution
 from fedjax_bn.models.layers import (
     Classifier,
     Network,
@@ -213,12 +213,12 @@ class _ResidualBlock(Network):
         if not self.bottleneck:
             # On TPU columns of narrow maps are packed; a stride can only make fewer of them.
             height, width = (-(-side // self.strides) for side in x.shape[1:3])
-            packed = tpu_convolution.fitting((x.shape[0], height, width, out))
-            read = math.gcd(tpu_convolution.fitting(x.shape), self.strides * packed)
+            packed = packed_columns.fitting((x.shape[0], height, width, out))
+            read = math.gcd(packed_columns.fitting(x.shape), self.strides * packed)
         options = {"epsilon": 1e-3} if self.keras else {}
         convolve = partial(self.convolve, kernel_init=he_fan_out)
         # Packed once for both readers, so that XLA adds their gradients packed.
-        x = shortcut = tpu_convolution.pack(x, read)
+        x = shortcut = packed_columns.pack(x, read)
         # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.
         if self.strides != 1 or channels != out:
             layout = (read, packed)
@@ -229,7 +229,7 @@ class _ResidualBlock(Network):
             x = convolve(x, *form, name=f"conv{i}", columns=layout)
             x, read = self.normalize(x, f"norm{i}", packed, **options), packed
             x = nn.relu(x if i < len(branch) else x + shortcut)
-        x = tpu_convolution.unpack(x, packed)
+        x = packed_columns.unpack(x, packed)
         # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
         return computed_once(x)
 

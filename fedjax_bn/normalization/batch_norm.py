@@ -48,7 +48,7 @@ class BatchNorm(nn.Module):
         or the biased one, as in flax.
       param_dtype: dtype in which the variables are created.
       columns: number of columns of a map f[B, H, W, C] that XLA stores as one, see
-        `models.tpu_convolution`; the results are the same.
+        `engine.packed_columns`; the results are the same.
     """
 
     momentum: float = 0.9

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.tpu_convolution import pack, unpacked_moments
+from fedjax_bn.engine.packed_columns import pack, unpacked_moments
 from fedjax_bn.normalization.arithmetic import sample_moments
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once, on_cpu
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.tpu_convolution import pack, repeated, unpack, unpacked_moments
+from fedjax_bn.engine.packed_columns import pack, repeated, unpack, unpacked_moments
 from fedjax_bn.normalization.arithmetic import channel_moments, scaled
 
 RECORDED = "recorded"  # the collection of the values that rules record

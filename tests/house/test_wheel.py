@@ -71,7 +71,8 @@ assert np.isfinite(metrics["loss"]).all()
 print("made a round")
 """
 CORE = (
-    *("adaptation", "adding", "aggregation", "arguments", "client", "engine", "federation"),
+    *("adaptation", "aggregation", "arguments", "client", "engine", "federation"),
+    "incremental_aggregation",
     *("local_step", "methods", "models", "normalization", "sharing", "state", "task", "contrib"),
 )
 

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from fedjax_bn import models
+from fedjax_bn.engine import packed_columns
 from fedjax_bn.engine.backend import all_finite, traced_for
-from fedjax_bn.models import tpu_convolution
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.layer import moments
@@ -32,17 +32,17 @@ def test_a_convolution_of_packed_columns_is_the_usual_one(
     usual = lax.conv_general_dilated(
         x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    packed = tpu_convolution.pack(x, read)
-    y = tpu_convolution.convolve_packed(packed, kernel, (stride, stride), sides, read, made)
-    np.testing.assert_allclose(tpu_convolution.unpack(y, made), usual, rtol=1e-12, atol=1e-12)
+    packed = packed_columns.pack(x, read)
+    y = packed_columns.convolve_packed(packed, kernel, (stride, stride), sides, read, made)
+    np.testing.assert_allclose(packed_columns.unpack(y, made), usual, rtol=1e-12, atol=1e-12)
 
 
 def test_pairs_of_columns_are_packed_in_large_maps_that_fill_half_of_the_lanes_of_a_tpu():
     with traced_for("tpu"):
-        assert tpu_convolution.fitting((64, 56, 56, 64)) == 2
+        assert packed_columns.fitting((64, 56, 56, 64)) == 2
         for others in ((64, 56, 55, 64), (1, 56, 56, 64), (64, 56, 56, 128), (64, 56, 56, 16)):
-            assert tpu_convolution.fitting(others) == 1
-    assert tpu_convolution.fitting((64, 56, 56, 64)) == 1
+            assert packed_columns.fitting(others) == 1
+    assert packed_columns.fitting((64, 56, 56, 64)) == 1
 
 
 def test_moments_of_packed_columns_are_those_of_the_map(x64):
@@ -98,7 +98,7 @@ def derivatives(model, variables, images, valid):
 )
 def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""
-    monkeypatch.setattr(tpu_convolution, "_VALUES", 0)
+    monkeypatch.setattr(packed_columns, "_VALUES", 0)
     model, side = NETWORKS[name]
     images, valid = draw((4, side, side, 3)), jnp.array([True, False, True, True])
     variables = jax.eval_shape(model.init, KEY, images.astype(jnp.float32))
