@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -66,6 +66,12 @@ def shown(name: str) -> str:
 def short(name: str, limit: int = 200) -> str:
     """Returns a text as `shown` does, or the beginning and the end of a long one."""
     return _cut(shown(name), limit)
+
+
+def first_few(culprits: Sequence[str], limit: int = 10) -> str:
+    """Returns the first `limit` culprits, whole, and the number of the others."""
+    others_note = f" and {len(culprits) - limit} more" if len(culprits) > limit else ""
+    return ", ".join(map(shown, culprits[:limit])) + others_note
 
 
 def _cut(line: str, limit: int) -> str:

@@ -3,7 +3,7 @@
 labels           labels: a number each, boxes, or masks
 domain, source   the data of a run (domains with training, validation and test samples), and of
                  a reader (pools of named samples); both with checks
-seeds, messages  random numbers and digests that are the same on any machine; messages
+seeds, threads   random numbers and digests that are the same on any machine; work in threads
 pixels/          image files decoded and kept, changed at random in training, normalized
 division/        `clients.make_clients` makes the clients of a federation and the unseen domains
 sets/            readers of images with classes or boxes; `folders`, `box_folders` and `npz` read a

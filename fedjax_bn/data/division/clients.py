@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.division.partition import (
     fraction_size,
     hold_out,
@@ -37,7 +38,6 @@ from fedjax_bn.data.domain import (
     whole,
 )
 from fedjax_bn.data.labels import strata
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 

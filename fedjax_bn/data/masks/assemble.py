@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.labels import MASK, SPACING, VOLUME
-from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.threads import in_threads
 from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"  # ways of images to squares

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.masks.assemble import RESIZE, TILES, Pair, paired_source
 from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import (
     UPRIGHT,
     cut,

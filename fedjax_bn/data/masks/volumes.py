@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.masks.assemble import Pair
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import corruption_named
 
 NEIGHBOURS, REPEATED = "neighbours", "repeated"

@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data.messages import in_threads
+from fedjax_bn.data.threads import in_threads
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]

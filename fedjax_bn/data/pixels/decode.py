@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.domain import Rows, blocks
-from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.threads import in_threads
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 UPRIGHT, STORED = "upright", "stored"

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.messages import first_few
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named, open_table

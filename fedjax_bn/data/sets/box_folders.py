@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.labels import BOXES, CLASS, PADDING, crowd
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import (
     STORED,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.division.partition import groups_of
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
 

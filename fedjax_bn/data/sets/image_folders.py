@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.messages import first_few
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.sets.files import read_list
 from fedjax_bn.data.sets.folders import (
     Aliases,

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.labels import MASK, PyTree, as_labels, has_masks, join
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import names_in_npz, read_npz
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.messages import in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import UPRIGHT, decode_image, orientation_notes
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
+from fedjax_bn.data.threads import in_threads
 from fedjax_bn.engine.inputs import class_labels
 
 

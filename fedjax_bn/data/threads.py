@@ -1,4 +1,4 @@
-"""Reads in threads with progress, and lists the files or names at fault."""
+"""Works through files in threads, with a bar of progress."""
 
 import os
 import sys
@@ -7,15 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
 
-from fedjax_bn.arguments.text import shown
-
 _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
-
-
-def first_few(culprits: Sequence[str], limit: int = 10) -> str:
-    """Returns the first `limit` culprits, whole, and the number of the others."""
-    others_note = f" and {len(culprits) - limit} more" if len(culprits) > limit else ""
-    return ", ".join(map(shown, culprits[:limit])) + others_note
 
 
 def in_threads(
