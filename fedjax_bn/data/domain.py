@@ -31,9 +31,8 @@ _BLOCK = 1024  # rows in memory at a time
 class Rows:
     """Read-only rows `array[index]`, gathered only when they are read.
 
-    `array` is [N, ...], in memory or memory-mapped, and `index` i64[n] in [0, N). `rows[i]`,
-    `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` return new NumPy arrays, equal to those of
-    `array[index]`; so do iteration and `np.asarray`. Other axes are indexed afterwards.
+    `array` is [N, ...], in memory or memory-mapped, and `index` i64[n] in [0, N). Any index of
+    NumPy for the first axis, iteration and `np.asarray` return new arrays, as of `array[index]`.
     """
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
@@ -70,19 +69,16 @@ class Rows:
 
 
 def blocks(array: np.ndarray | Rows, size: int = _BLOCK) -> Iterator[np.ndarray]:
-    """Yields the rows of an array in order, at most `size` of them in memory at a time."""
+    """Yields the rows of an array in order, at most `size` of them at a time."""
     return (array[start : start + size] for start in range(0, len(array), size))
 
 
 class Split(NamedTuple):
     """Samples with their labels."""
 
-    # u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of a larger
-    # one that are gathered when used
-    images: np.ndarray | Rows
+    images: np.ndarray | Rows  # u8[N, H, W, C], or f32[N, ...] for features or images of floats
     labels: PyTree  # i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `data.labels`
-    # str[N], the origin of each sample; samples with the same name belong together. None if the
-    # source does not name samples
+    # str[N], the origin of each sample, if it is known; those with one name belong together
     names: np.ndarray | None = None
 
 
@@ -104,11 +100,8 @@ class Dataset(NamedTuple):
     # mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # their names, in the order of the labels; empty if they have none
-    classes: tuple[str, ...] = ()
-    # a digest of the content, which the fingerprint of samples with names includes, see
-    # `source.Source`
-    key: str = ""
+    classes: tuple[str, ...] = ()  # names in the order of the labels; empty if they have none
+    key: str = ""  # a digest of the content for the fingerprint, see `source.Source`
 
 
 def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
@@ -134,7 +127,7 @@ def whole(domain: Domain) -> Split:
 
 
 def scored_part(domains: Iterable[Domain]) -> str:
-    """Returns what domains are tested on: "test", "validation" where they have none, or both."""
+    """Returns what domains are tested on: "test", "validation" without such samples, or both."""
     return part_of_all("validation" if d.test is d.validation else "test" for d in domains)
 
 
@@ -177,10 +170,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
 def check_dataset(dataset: Dataset) -> Dataset:
     """Returns the dataset if it is sound, so that faults are found before compilation.
 
-    Raises:
-      ValueError: a domain's name is used twice, a split is empty, images and labels differ in
-        number, a dtype or shape is wrong or differs between domains, channels are first, floats
-        hold bytes, features are not finite, or a label is outside [0, num_classes).
+    Raises ValueError, naming the split, for unsound names, images or labels, or different forms.
     """
     check_names_differ([domain.name for domain in dataset.domains], dataset.name)
     reference = next(splits(dataset.domains[0]))[1]
@@ -189,11 +179,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
             _check_images(split.images, place)
             check_labels(split.labels, split.images, dataset.num_classes, place)
-            if _sample_form(split) != _sample_form(reference):  # clients are stacked
-                raise ValueError(
-                    f"{place} has samples of {_sample_form(split)}, the first domain's are "
-                    f"{_sample_form(reference)}; bring all domains to one form"
-                )
+            form, other_form = _sample_form(split), _sample_form(reference)
+            if form != other_form:  # clients are stacked
+                raise ValueError(f"{place} has {form}, others {other_form}; give all one form")
     return dataset
 
 
@@ -203,8 +191,8 @@ def check_names_differ(names: Sequence[str], dataset: str) -> None:
     twice = [name for name in dict.fromkeys(names) if counts[name] > 1]
     if twice or not names:
         raise ValueError(
-            f"{dataset} needs domains of different names, none of them mean, method or adaptation, "
-            f"not {twice or 'no domains'}"
+            f"{dataset} has {twice or 'no domains'}: names must differ, also from mean, method and "
+            "adaptation"
         )
 
 
@@ -218,39 +206,28 @@ def _check_images(images: np.ndarray | Rows, place: str) -> None:
     check_images(images, f"{place}: the images")
     are_bytes = images.dtype == np.uint8
     if not len(images) or images.ndim < 2 or (are_bytes and images.ndim != 4):
-        raise ValueError(
-            f"{place} has images {images.dtype}{list(images.shape)}; give at least one, uint8 "
-            "[N, H, W, C] or float32 [N, ...]"
-        )
+        form = f"{images.dtype}{list(images.shape)}"
+        raise ValueError(f"{place} has {form}; give at least one u8[H, W, C] or f32[...]")
     for number, block in enumerate(() if are_bytes else blocks(images)):  # may be large
         for sample in np.argwhere(~np.isfinite(block))[:1, 0] + _BLOCK * number:
             raise ValueError(f"{place}: sample {sample} is not finite; drop or impute it")
 
 
 def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
-    """Raises ValueError if the form or a value of the labels of images [N, ...] is wrong.
-
-    The error message begins with `place`.
-    """
+    """Raises ValueError, beginning with `place`, for wrong labels of images [N, ...]."""
     count, *sides = images.shape
     if has_masks(labels):
-        forms = {
-            MASK: (np.uint8, (count, *sides[:-1])),
-            VOLUME: (np.int32, (count,)),
-            SPACING: (np.float32, (count, 3)),
-        }
+        forms = {MASK: f"uint8{[count, *sides[:-1]]}", VOLUME: f"int32[{count}]"}
+        forms[SPACING] = f"float32[{count}, 3]"
         allowed = {name: forms[name] for name in forms if name in labels}
     elif has_boxes(labels):
-        most = labels[CLASS].shape[1:2]
-        allowed = {BOXES: (np.float32, (count, *most, 4)), CLASS: (np.int32, (count, *most))}
+        rows = [count, *labels[CLASS].shape[1:2]]
+        allowed = {BOXES: f"float32{[*rows, 4]}", CLASS: f"int32{rows}"}
     else:
-        allowed = {"": (np.int32, (count,))}
-    label_forms = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)}
-    allowed = {name: f"{np.dtype(dtype)}{list(shape)}" for name, (dtype, shape) in allowed.items()}
-    if label_forms != allowed:
-        raise ValueError(
-            f"{place} has {count} images {sides} with labels {label_forms}; they must be {allowed}"
-        )
+        allowed = {"": f"int32[{count}]"}
+    form = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves_of(labels)}
+    if form != allowed:
+        raise ValueError(f"{place} has {count} images with labels {form}; give {allowed}")
     if fault := _wrong_value(labels, num_classes):
         raise ValueError(f"{place} has {fault}; classes must be in 0..{num_classes - 1}")
 

@@ -4,15 +4,13 @@
     detection       {"boxes": f32[N, M, 4], "class": i32[N, M]}
     segmentation    {"mask": u8[N, H, W]}, with "volume": i32[N] and "spacing": f32[N, 3] if known
 
-A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height; M is the greatest number of
-boxes of an image. Padding, class -1 and a box of zeros, follows an image's own boxes. A crowd (a
-group of objects) of class c has class -2 - c: no client learns it, and detections on it do not
-count as wrong.
+A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height. Padding to the most boxes of
+an image, M, has class -1 and zeros. A crowd (a group of objects) of class c has class -2 - c: no
+client learns it, and detections on it do not count as wrong.
 
-A mask has the class of each pixel, in [0, num_classes) with 0 for the background, or 255 for a
-pixel without a label. Samples with the same volume, a number that is unique in the dataset, are
-slices of one scan in their order and are scored together. The spacing is in millimetres: between
-slices, rows and columns.
+A mask has the class of each pixel, 0 for the background, 255 for a pixel without a label. Samples
+with the same volume, unique in the dataset, are slices of one scan in their order and are scored
+together. The spacing is in millimetres: between slices, rows and columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,9 +70,8 @@ def is_of_masks(leaves: Sequence[str], shape: Sequence[int]) -> bool:
 def as_labels(labels: Any, place: str) -> PyTree:
     """Returns a user's labels in the dtypes in which they are stored.
 
-    Labels are whole numbers [N]; or masks [N, H, W] of whole numbers or bools; or {"mask": masks}
-    with "volume": whole numbers [N] and "spacing": f[N, 3] if known. A ValueError begins with
-    `place`.
+    Labels are whole numbers [N]; or masks [N, H, W] of whole numbers or bools, also as the tree
+    above. A ValueError begins with `place`.
     """
     if not isinstance(labels, Mapping):
         labels = np.asarray(labels)
@@ -126,8 +123,8 @@ def stored(leaf: np.ndarray) -> np.dtype:
 def strata(labels: PyTree) -> np.ndarray:
     """Returns the class by which samples are stratified, i32[N].
 
-    For an image with boxes or a mask, it is the most frequent class of its boxes or pixels without
-    the background, the lowest of equals; for one without any, -1.
+    It is the most frequent of an image's boxes, or pixels without the background, the lowest of
+    equals; -1 without any.
     """
     if has_masks(labels):
         classes_of_samples = [mask[(mask > 0) & (mask != UNLABELLED)] for mask in labels[MASK]]

@@ -6,9 +6,8 @@
 
 `fedjax_bn.engine.batches` describes the batches.
 
-A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw`: `client` are the numbers
-of the C clients that train, `sizes` their numbers of samples, and `longest` is N, the number of
-samples of the largest of all clients.
+A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw` for the numbers `client` of
+the C clients that train; `longest` is N, the number of samples of the largest of all clients.
 """
 
 import math
@@ -75,7 +74,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
     """Returns a sampler of S = max(epochs) * ceil(N / B) steps; `epochs` has 1 or K numbers.
 
     Each epoch is reshuffled and holds every sample of a client once. Its last batch may be short,
-    and clients with fewer samples or epochs end with empty batches, where `valid` is False.
+    and clients with fewer samples or epochs end with empty batches.
     """
     most_epochs = max(epochs)
 
@@ -147,8 +146,8 @@ def validation_batches(
     """Returns the validation samples of K clients in order, as batches of at most `batch_size`.
 
     {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} has rows
-    `start` to `stop`; rows K and above are empty. The batches have room for `longest` samples, by
-    default as many as the largest split has; zeros follow a client's last.
+    `start` to `stop`, of which those from K on are empty, and room for `longest` samples, by
+    default those of the largest split; zeros follow a client's last.
     """
     # Clients of several calls have room for the same number, so that one program serves all.
     longest = longest or max(len(split.images) for split in splits)
@@ -166,10 +165,9 @@ def _orders(
     key: jax.Array, sizes: jax.Array, client: jax.Array, longest: int, epochs: int
 ) -> jax.Array:
     """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
-    # The order of a client's own samples in an epoch depends on the key, the client's number and
-    # the epoch alone, so that a client draws the same in any cohort, also if it knows only its own
-    # size.
 
+    # The order of a client's samples in an epoch depends on the key, the client's number and the
+    # epoch alone, so that a client draws the same in any cohort, also if it knows only its own size
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
         # The first epoch draws with the client's key, as runs of one epoch always did.
         client_key = jax.random.fold_in(key, client)
@@ -190,29 +188,23 @@ def drawing(
 ) -> Callable[[jax.Array], Batches]:
     """Returns `draw(key) -> batches`, the batches of all clients for one round.
 
-    Every epoch holds each sample of a client once, in a new random order; the last batch may be
-    short, and clients with fewer samples end with empty batches. The samples stay on the device.
+    The samples stay on the device, and batches are those of `by_epochs`.
 
     Args:
       clients: (images, labels) of each of K clients: images u8[N, H, W, C], which the method's
-        `prepare` standardizes, or f[N, ...], which it only casts; labels are integers [N] from 0,
-        or masks, see `data.labels.as_labels`.
+        `prepare` standardizes, or f[N, ...], which it only casts; labels as of `as_labels`.
       batch_size: B, cut to the number of samples of the largest client.
       local_epochs: the same as the method's.
 
     Raises:
       ValueError: the clients' samples do not suit each other, see `domain.check_dataset`.
     """
-    splits = [
-        Split(
-            as_images(images, f"the images of client {k}"),
-            as_labels(labels, f"the labels of client {k}"),
-        )
-        for k, (images, labels) in enumerate(clients)
-    ]
-    # Only the check of labels needs it.
-    count = (UNLABELLED if has_masks(y) else 1 + int(y.max(initial=0)) for _, y, _ in splits)
-    classes = max(count, default=1)
+    splits, classes = [], 1
+    for k, (images, labels) in enumerate(clients):
+        labels = as_labels(labels, f"the labels of client {k}")
+        splits.append(Split(as_images(images, f"the images of client {k}"), labels))
+        # Only the check of labels needs it.
+        classes = max(classes, UNLABELLED if has_masks(labels) else 1 + labels.max(initial=0))
     domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
     check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))
     data = stack_clients(splits)

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """Returns a PCG64 generator for one use of a seed; different paths give independent streams.
+    """Returns a PCG64 generator for one use of a seed, at least 0; paths give independent streams.
 
-    Paths are padded with zeros: (1,) and (1, 0) give the same stream. The seed is at least 0.
+    Paths are padded with zeros: (1,) and (1, 0) give the same stream.
     """
     # Named, because `default_rng` may use another generator in a later NumPy.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))

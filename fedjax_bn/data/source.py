@@ -1,9 +1,4 @@
-"""Defines what a reader of a dataset returns: pools of named samples, not yet divided.
-
-`clients.make_clients` turns a source into the clients of a federation: it leaves out the unseen
-domains whole, splits the others into training, validation and test samples, and divides these among
-clients.
-"""
+"""Defines what a reader of a dataset returns: pools of named samples, not yet divided."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.domain import check_names_differ
 from fedjax_bn.data.labels import PyTree, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
@@ -28,10 +22,8 @@ class Pool(NamedTuple):
     """All samples of one domain."""
 
     name: str  # of the domain
-    # u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped
-    images: np.ndarray
-    # i32[N], indices into the source's classes; or boxes or masks, see `data.labels`
-    labels: PyTree
+    images: np.ndarray  # u8[N, H, W, C], or f32[N, ...]; may be memory-mapped
+    labels: PyTree  # i32[N], indices into the source's classes; or a tree, see `data.labels`
     # str[N], the origin of each sample, such as its path in the dataset's folder, with / on every
     # system. Samples with the same name (windows of one recording, corruptions of one photograph),
     # in this or another domain, belong together: no split separates them
@@ -49,8 +41,7 @@ class Source(NamedTuple):
     # mean, std: per channel (or one for all); images reach a model as (u8/255 - mean)/std
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # sentences for the user on what was converted, skipped or differs from the publication
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on what was converted, skipped or differs from the publication
     # Read-only, because all sources share the default.
     # name -> domains that may be left out together, such as "noise" -> the corruptions of that type
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -60,29 +51,22 @@ class Source(NamedTuple):
 
 
 def check_source(source: Source) -> Source:
-    """Returns the source if its pools are sound, with images and labels in the stored dtypes.
-
-    Raises:
-      ValueError: images or labels have another form, see `fedjax_bn.engine.inputs`; there is no
-        pool, two have one name, a pool is empty, its arrays differ in length, or a part is unknown.
-    """
-    check_names_differ([pool.name for pool in source.pools], source.name)
+    """Returns the source with images and labels in the stored dtypes; ValueError if unsound."""
     pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
-        arrays = {"images": pool.images, "names": pool.names, **dict(leaves_of(pool.labels))}
-        arrays |= {} if pool.parts is None else {"parts": pool.parts}
-        lengths = {name or "labels": len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1 or not len(pool.images):
+        parts = np.zeros(len(pool.images)) if pool.parts is None else pool.parts
+        leaves = [leaf for _, leaf in leaves_of(pool.labels)]
+        lengths = [len(array) for array in (pool.images, pool.names, parts, *leaves)]
+        if len(set(lengths)) > 1 or not lengths[0] or not np.isin(parts, range(3)).all():
             raise ValueError(
-                f"{place}: the numbers of samples are {lengths}; they must be equal and above 0"
+                f"{place}: numbers of images, names, parts and labels are {lengths}; they must be "
+                "equal and above 0, and parts 0, 1 or 2 for train, validation and test"
             )
-        if pool.parts is not None and not np.isin(pool.parts, list(PARTS.values())).all():
-            raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):
             pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
-        if not isinstance(pool.labels, dict) and pool.labels.dtype != np.int32:
+        if not isinstance(pool.labels, dict):
             labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
             pool = pool._replace(labels=labels)
         pools.append(pool)
