@@ -1,11 +1,8 @@
-"""Values of the keys that say how samples are divided.
-
-The configuration reads them before JAX is imported, so that mistakes on the command line are told
-at once.
-"""
+"""Values of the keys that say how samples are divided; the configuration checks them at once."""
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import Alpha, Range, Samples
@@ -39,10 +36,9 @@ def read_partition(choice: str) -> tuple[str, float, int]:
 
 
 def _is_partition(choice: str) -> bool:
-    try:
+    with suppress(ValueError):
         return bool(read_partition(choice))
-    except ValueError:
-        return False
+    return False
 
 
 PARTITION = Range("iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _is_partition)

@@ -5,9 +5,8 @@
     holdout     random shares (DomainBed)
     stratified  random shares, the same proportions of classes in each
 
-Samples with the same name are never separated, even across domains: all windows of one recording,
-or all corruptions of one photograph, are training, validation or test samples. Shares count such
-groups, stratified by the label of their first sample; if all names differ, they count samples.
+Samples with the same name are never separated, even across domains, such as corruptions of one
+photograph. Shares count such groups, stratified by the label of their first sample.
 
 Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
 """
@@ -54,13 +53,10 @@ def make_clients(
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the clients of a federation, and the unseen domains in the source's order.
-
-    Unseen domains are left out whole. Every other domain is divided into training, validation and
-    test samples, and what `shares` leave of the training samples among the domain's clients.
+    """Returns the clients of a federation, and the unseen domains in the source's order, whole.
 
     Args:
-      data: a source; or a dataset that has its own splits. `split` "official" then holds out
+      data: a source; or a dataset that has its own splits, where `split` "official" holds out
         `validation` of the training samples of each domain without validation samples.
       target: the unseen domains: one name, several (or "a,b"), or a group of the source, such as
         "noise" of CIFAR-10-C; empty for none.
@@ -69,8 +65,8 @@ def make_clients(
       validation: share of a domain's samples that validate, in [0, 1), 0.2 in DomainBed; above 0,
         max(1, floor(share * N)) samples.
       test: share of samples that test, below 1 with `validation`; N - floor((1 - share) * N)
-        samples, as in FedBN's 80 to 20. If none is kept for testing, internal clients are tested on
-        their validation samples.
+        samples, as in FedBN's 80 to 20. Without test samples, clients are tested on validation
+        samples.
       seed: at least 0; the same seed gives the same clients on any machine.
       **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
         num_clients, clients_per_domain and sizes.
@@ -90,9 +86,8 @@ def make_clients(
     shares_fit = min(validation, test) >= 0 and validation + test < 1
     if split not in splits or not shares_fit or not leaves_domains:
         raise ValueError(
-            f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
-            f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
-            "must leave domains that train"
+            f"{data.name} needs data.split={split!r} in {splits}, data.validation={validation} and "
+            f"data.test={test} of 0 or more, together below 1, and {target=} without some domain"
         )
     if is_divided:
         internal = _with_validation(data, target_names, validation if split else 0.0, seed)
@@ -107,10 +102,7 @@ def make_clients(
 def unseen_only(
     data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
 ) -> Dataset:
-    """Returns domains that only test, with all their samples, as the unseen ones of `make_clients`.
-
-    `target` and `seed` are as in `make_clients`; without a target all domains are returned.
-    """
+    """Returns the unseen domains of `make_clients`, with all samples; all domains by default."""
     data = data if isinstance(data, Dataset) else check_source(data)
     undivided, groups = _undivided(data, seed)
     names = _named(undivided, groups, target)
@@ -121,9 +113,8 @@ def unseen_only(
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
     """Returns one client "pooled" with all clients' samples, and each client as a test domain.
 
-    This is centralized training (FedBN, E.3 and Table 12). The one model is tested on each domain's
-    test split, as an unseen domain, and on all test splits together, as the client. The K domains
-    have test splits only, which are validation splits too where they validate.
+    This is centralized training (FedBN, E.3 and Table 12), tested on all test splits together, as
+    the client, and on each, as an unseen domain.
     """
     domains = dataset.domains
     parts = [
@@ -178,9 +169,8 @@ def _divide_domains(
         training, validating, testing = splits
         if training is None or (testing is None and validating is None):
             raise ValueError(
-                f"{data.name}, {pool.name!r} ({len(pool.images)} samples) has nothing to train on, "
-                "or nothing to validate or test on: change data.validation, data.test or "
-                "data.split, or make it a target"
+                f"{data.name}, {pool.name!r} has nothing to train on, or nothing to validate or "
+                "test on: change data.validation, data.test or data.split, or make it a target"
             )
         # FedIG and DomainBed test on the unseen domain and keep a validation set only.
         internal.append(Domain(pool.name, training, validating, testing or validating))
@@ -215,11 +205,12 @@ def _choose_parts(
     for number, in_domains in enumerate(kinds):
         members, listed = np.flatnonzero(kind == number), official[in_domains.argmax()]
         # A part that the authors list is theirs; only a missing one is taken from training.
-        sizes = _part_sizes(
-            len(members),
-            0.0 if (listed == VALIDATION).any() else validation,
-            0.0 if (listed == TEST).any() else test,
-        )
+        size = len(members)
+        lacks_validation = validation and VALIDATION not in listed
+        validating = fraction_size(size, validation) if lacks_validation else 0
+        testing = 0 if TEST in listed else size - fraction_size(size, 1 - test, least=0)
+        training = size - validating - testing
+        sizes = [training, validating, testing] if training > 0 else [size, 0, 0]
         rng = generator(seed, 0, number, _DIVIDING)
         for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
             drawn[members[index]] = part
@@ -227,14 +218,6 @@ def _choose_parts(
         np.where(parts == TRAIN, drawn[group], parts)
         for parts, group in zip(official, groups, strict=True)
     ]
-
-
-def _part_sizes(count: int, validation: float, test: float) -> list[int]:
-    """Returns how many of `count` train, validate and test; all train if none would."""
-    validating = fraction_size(count, validation) if validation else 0
-    testing = count - fraction_size(count, 1 - test, least=0)
-    training = count - validating - testing
-    return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
 def _undivided(data: Source | Dataset, seed: int) -> tuple[Dataset, Mapping[str, Sequence[str]]]:
@@ -269,27 +252,23 @@ def _named(
         parts = [part.strip() for part in target.split(",") if part.strip()]
         target = [target] if target in meant else parts
     if unknown := [entry for entry in target if entry not in meant]:
-        raise ValueError(
-            f"target {unknown[0]!r} is not a domain of {data.name}; choose from {', '.join(meant)}"
-        )
+        allowed = ", ".join(meant)
+        raise ValueError(f"target {unknown[0]!r} is not a domain of {data.name}; give {allowed}")
     return set().union(*(meant[entry] for entry in target))
 
 
 def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[str, ...]:
-    """Returns a note on how many tested samples are byte for byte some client's training samples.
-
-    Labels and names are not compared. There is no note if there are no such samples.
-    """
+    """Returns a note on how many tested samples are byte for byte training samples, if any are."""
     # Every image is looked at in its middle row; only those that agree there are read whole.
     trained = {client.name: _codes(_middle_rows(client.train)) for client in dataset.domains}
     middles = {code for codes in trained.values() for code in codes}
     # Clients that share their test samples are one place.
     tests = {id(domain.test): (domain.name, domain.test) for domain in dataset.domains}
-    suspects, alike = {}, set()
+    suspects, alike = [], set()
     for name, split in [*tests.values(), *((domain.name, whole(domain)) for domain in unseen)]:
         codes = _codes(_middle_rows(split))
         rows = [row for row, code in enumerate(codes) if code in middles]
-        suspects[name] = split, rows
+        suspects.append((f"{len(split.images)} of {name}", _whole_codes(split, rows)))
         alike |= {codes[row] for row in rows}
     owners: dict[int, str] = {}  # hash of a whole image -> the client that trains on it
     for client in dataset.domains:
@@ -297,11 +276,10 @@ def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[st
         for code in _whole_codes(client.train, rows):
             owners.setdefault(code, client.name)
     counts = []
-    for name, (split, rows) in suspects.items():
-        copies = Counter(owners[code] for code in _whole_codes(split, rows) if code in owners)
+    for place, codes in suspects:
+        copies = Counter(owners[code] for code in codes if code in owners)
         for client, _ in copies.most_common(1):
-            count = f"{copies.total()} of the {len(split.images)} of {name}"
-            counts.append(f"{count} (most in {client})")
+            counts.append(f"{copies.total()} of the {place} (most in {client})")
     note = (
         "tested samples that are byte for byte training samples too, so that their scores are not "
         f"those of new samples: {first_few(counts)}; remove the copies"

@@ -1,8 +1,7 @@
 """Draws samples by class and group in whole numbers, and divides them among clients.
 
-A group is all samples with one name, such as windows of one recording or corruptions of one
-photograph. Divisions keep groups whole, so that a model is never tested on a recording that it was
-trained on. If all names differ, each sample is a group.
+A group is all samples with one name, such as windows of one recording. Divisions keep groups whole,
+so that no model is tested on a recording that it was trained on.
 
 The draws depend only on labels, names and a generator, and shares are computed in integers, so that
 the same seed gives the same samples on any machine.
@@ -66,10 +65,9 @@ def _shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.n
 def stratified_split(
     labels: np.ndarray, sizes: Sequence[int], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draws disjoint parts of labels i32[N], each with the classes in proportion.
+    """Returns disjoint parts of labels i32[N], i64[size] each, with the classes in proportion.
 
-    Returns i64[size] for each part: indices in random order. Sizes sum to at most N; the other
-    samples belong to no part.
+    Indices are in random order. Sizes sum to at most N.
     """
     pools = _shuffled_classes(labels, rng)
     parts = []
@@ -82,10 +80,7 @@ def stratified_split(
 
 
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
-    """Returns `size` samples, stratified, or the split itself if it has no more.
-
-    Every class keeps at least one sample if `size`, at least 1, is not below the number of classes.
-    """
+    """Returns `size` samples, at least 1, of every class if possible; or all if there are fewer."""
     if size >= len(split.images):
         return split
     pools = _shuffled_classes(strata(split.labels), rng)
@@ -99,7 +94,7 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
 def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
     """Returns the number of each sample's group, i64[count], by first appearance from 0.
 
-    `names` str[count] are the samples' names; None makes each sample its own group.
+    Samples of one name, str[count], are a group; each is one if `names` is None.
     """
     if names is None:
         return np.arange(count)
@@ -142,23 +137,18 @@ def groups_of(
 ) -> tuple[list[str], str]:
     """Returns the names of a domain's images, equal for images of one group, and a note on them.
 
-    The `pattern` is a regular expression that is searched in the path of an image in the domain's
-    folder; the group is what its parentheses match, or the whole match. With "", images that differ
-    only in a side (L and R, left and right, OD and OS) are one group, in any part (train, val,
-    test), and each other image is alone.
-
-    Raises:
-      ValueError: the pattern does not fit an image.
+    The `pattern` is a regular expression that is searched in an image's path in the domain's
+    folder, else ValueError; the group is what its parentheses match, or the whole match. With "",
+    images that differ only in a side (L and R, left and right, OD and OS) are one group, in any
+    part (train, val, test), and each other image is alone.
     """
     names = [image.relative_to(folder).as_posix() for image in images]
     if pattern:
-        matches = [re.search(pattern, name) for name in names]
-        if None in matches:
-            raise ValueError(
-                f"{images[matches.index(None)]} does not fit the regular expression "
-                f"data.groups={pattern}, searched in {names[matches.index(None)]}: correct it"
-            )
-        groups = ["/".join(map(str, m.groups())) or m[0] for m in matches if m]
+        groups = []
+        for image, name in zip(images, names, strict=True):
+            if not (match := re.search(pattern, name)):
+                raise ValueError(f"{image}: data.groups={pattern} does not fit {name!r}")
+            groups.append("/".join(map(str, match.groups())) or match[0])
     else:
         sideless = [_sideless(name) for name in names]
         sizes = Counter(sideless)
@@ -197,30 +187,25 @@ def share_out_domains(
     Args:
       dataset: domains that take part in training.
       clients_per_domain: at least 1; 1 to 10 in FedBN, Table 7.
-      fraction: of each domain's training samples, in (0, 1], taken before they are divided: max(1,
-        floor(fraction * N)) samples, stratified.
+      fraction: of each domain's training samples, in (0, 1], at least one, drawn before the rest.
       seed: at least 0.
       partition: how the clients of a domain differ.
-        iid: alike. Groups are dealt out class after class like cards, so clients differ by at most
-        one group, in total and in each class.
+        iid: by at most one group, in total and in each class.
         dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to
-        a draw from Dirichlet(A, ..., A) over the clients: near 0 a class has one owner, at 100 all
-        have nearly the same share; FedIG, A.6, has 0.5, the default, and 0.1. Clients below min(N,
-        samples // clients) are then raised to it with samples of the largest client, which is our
-        addition; N is 10 by default.
-        drawn:samples=N: each client draws N samples at random with replacement, so that there may
-        be far more clients than samples.
-      num_clients: total number of clients, instead of `clients_per_domain`: split evenly over the
-        domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
+        a draw from Dirichlet(A, ..., A) over the clients; FedIG, A.6, has A 0.5, the default, and
+        0.1. Clients below min(N, samples // clients) are then raised to it with samples of the
+        largest client, which is our addition; N is 10 by default.
+        drawn:samples=N: each client draws N samples at random with replacement.
+      num_clients: of all domains, instead of `clients_per_domain`: as many of each domain, and any
+        remainder of the largest, one each. 0 to use `clients_per_domain`.
       sizes: of the clients' training sets, iid only, in groups, stratified: a number for all
         clients, such as "743", or one for each, "743,7943"; "" for the partition's.
-      truncate: cut training and validation splits to the smallest domain's size before they are
-        divided (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole, unless they are
-        the validation splits.
+      truncate: first cut training and validation splits to the smallest domain's size (FedBN,
+        section 5.1; TsmoBN, section 4.1). Test splits that do not validate stay whole.
 
     Raises:
-      ValueError: an argument is out of range, two exclude each other, there are too few samples
-        (iid: of some class) for the clients, or two clients would have one name.
+      ValueError: an argument is out of range, two exclude each other, or there are too few samples
+        (iid: of some class) for the clients.
     """
     if truncate:
         dataset = _truncated(dataset, seed)
@@ -231,9 +216,8 @@ def share_out_domains(
     unsuited = kind == "pooled" or (kind == "dirichlet" and max(counts) == 1)
     if unsuited or (sizes and (kind != "iid" or len(all_sizes) != sum(counts))):
         raise ValueError(
-            f"data.partition={partition} and data.sizes={sizes} do not suit {sum(counts)} clients: "
-            "sizes go with iid, and are one number above 0 for all or for each client; dirichlet "
-            "needs several in a domain, by data.num_clients"
+            f"data.partition={partition}, data.sizes={sizes} do not suit {sum(counts)} clients: "
+            "sizes go with iid, one for all or each; dirichlet needs a larger data.num_clients"
         )
     clients: list[Domain] = []
     for position, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
@@ -243,8 +227,7 @@ def share_out_domains(
         train = stratified_sample(domain.train, size, rng)
         domain_sizes = all_sizes[len(clients) : len(clients) + n]
         place = f"{dataset.name}, {domain.name!r}"
-        parts = _split_clients(train, n, rng, chosen, domain_sizes, place)
-        for i, part in enumerate(parts):
+        for i, part in enumerate(_split_clients(train, n, rng, chosen, domain_sizes, place)):
             name = domain.name if n == 1 else f"{domain.name}/{i}"
             clients.append(domain._replace(name=name, train=part))
     check_names_differ([client.name for client in clients], dataset.name)
@@ -254,10 +237,10 @@ def share_out_domains(
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:
     """Returns the number of clients of each domain."""
     domains = len(dataset.domains)
-    if per_domain < 1 or (num_clients and (per_domain > 1 or num_clients < domains)):
+    if num_clients and (per_domain > 1 or num_clients < domains):
         raise ValueError(
-            f"data.clients_per_domain={per_domain} and data.num_clients={num_clients}: give one of "
-            f"them, at least 1 a domain or one in all for each of the {domains} that train"
+            f"data.num_clients={num_clients} must be 0, or at least {domains} without "
+            f"data.clients_per_domain={per_domain}"
         )
     if not num_clients:
         return [per_domain] * domains
@@ -308,9 +291,9 @@ def _split_clients(
     available = counts.min() if deals_classes else counts.sum()
     if sum(sizes) > counts.sum() or (not sizes and available < n):
         raise ValueError(
-            f"{place}: {counts.sum()} training samples (or groups with one name), {counts.min()} "
-            f"of class {values[counts.argmin()]}, are too few for {n} clients: change "
-            "data.clients_per_domain, data.num_clients, data.sizes or data.fraction"
+            f"{place}: {counts.sum()} training samples or groups, {counts.min()} of class "
+            f"{values[counts.argmin()]}, are too few for {n} clients: change data.num_clients, "
+            "data.clients_per_domain, data.sizes or data.fraction"
         )
     if sizes:
         parts = stratified_split(labels, sizes, rng)
@@ -350,34 +333,34 @@ def _dirichlet_counts(
 def fingerprint(dataset: Dataset) -> str:
     """Returns SHA-256, in hex, of every client's samples in order; the same on any machine.
 
-    Samples with names enter by name, label and form, and `Dataset.key` enters for their content.
-    Their pixels are not read, so the hash takes seconds for a memory map of any size, and does not
-    depend on how a machine decodes or rounds. Samples without names enter with every byte, in
-    little-endian order.
+    Samples with names enter by name, label and form, and `Dataset.key` for their pixels, which are
+    not read and may be decoded or rounded otherwise elsewhere. Others enter with every byte.
     """
-    digest = hashlib.sha256(repr((dataset.name, dataset.num_classes)).encode())
-    constants = [[float(x) for x in values] for values in (dataset.mean, dataset.std)]
-    digest.update(repr(constants).encode())
+    digest = hashlib.sha256()
 
-    def add(place: tuple[str, ...], array: np.ndarray | Rows) -> None:
+    def add(value: object) -> None:
+        digest.update(repr(value).encode())
+
+    def add_array(place: tuple[str, ...], array: np.ndarray | Rows) -> None:
         little = array.dtype.newbyteorder("<")
-        digest.update(repr((*place, little.str, array.shape)).encode())
+        add((*place, little.str, array.shape))
         for block in blocks(array):
             digest.update(np.ascontiguousarray(block).astype(little).tobytes())
 
+    add((dataset.name, dataset.num_classes))
+    add([[float(x) for x in values] for values in (dataset.mean, dataset.std)])
     if dataset.key:
-        digest.update(repr(("key", dataset.key)).encode())
+        add(("key", dataset.key))
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = (domain.name, name)
             if split.names is None:
-                add(place, split.images)
+                add_array(place, split.images)
             else:
-                form = (str(split.images.dtype), split.images.shape)
-                digest.update(repr((*place, form, len(split.names))).encode())
+                add((*place, (str(split.images.dtype), split.images.shape), len(split.names)))
                 # Names of files need not be text; Python reads such bytes as lone surrogates.
                 names = "\0".join(split.names.tolist())
                 digest.update(names.encode("utf-8", "surrogatepass"))
             for leaf, array in leaves_of(split.labels):
-                add((*place, leaf) if leaf else place, array)
+                add_array((*place, leaf) if leaf else place, array)
     return digest.hexdigest()
