@@ -26,6 +26,7 @@ from fedjax_bn.data.labels import (
 from fedjax_bn.engine.inputs import UNLABELLED, check_images
 
 _BLOCK = 1024  # rows in memory at a time
+_KEYS = "mean", "method", "adaptation"  # of tables, beside the names of domains
 
 
 class Rows:
@@ -168,10 +169,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """Returns the dataset if it is sound, so that faults are found before compilation.
-
-    Raises ValueError, naming the split, for unsound names, images or labels, or different forms.
-    """
+    """Returns the dataset if it is sound; a ValueError names the fault before compilation."""
     check_names_differ([domain.name for domain in dataset.domains], dataset.name)
     reference = next(splits(dataset.domains[0]))[1]
     for domain in dataset.domains:
@@ -187,13 +185,10 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
     """Raises ValueError without domains or clients, or if two of them, or a key, have one name."""
-    counts = Counter((*names, "mean", "method", "adaptation"))  # keys of tables beside the names
-    twice = [name for name in dict.fromkeys(names) if counts[name] > 1]
-    if twice or not names:
-        raise ValueError(
-            f"{dataset} has {twice or 'no domains'}: names must differ, also from mean, method and "
-            "adaptation"
-        )
+    counts = Counter((*names, *_KEYS))
+    twice = [name for name in dict.fromkeys(names) if counts[name] > 1] if names else "no domains"
+    if twice:
+        raise ValueError(f"{dataset} has {twice}: names must differ, also from {_KEYS}")
 
 
 def _sample_form(split: Split) -> dict[str, str]:

@@ -97,8 +97,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
 def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
     """Returns a sampler of S = steps full batches for every client, the smallest of given size.
 
-    A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
-    with less data repeat sampling).
+    A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6).
     """
     # The smallest client needs the most epochs; others use only the first of these.
     epochs = math.ceil(steps * batch_size / smallest)

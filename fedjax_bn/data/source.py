@@ -11,11 +11,7 @@ from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-_PART_NAMES = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation"), VALIDATION),
-    **dict.fromkeys(("test", "testing"), TEST),
-}
+_PART_NAMES = PARTS | {"training": TRAIN, "val": VALIDATION, "valid": VALIDATION, "testing": TEST}
 
 
 class Pool(NamedTuple):
@@ -25,11 +21,9 @@ class Pool(NamedTuple):
     images: np.ndarray  # u8[N, H, W, C], or f32[N, ...]; may be memory-mapped
     labels: PyTree  # i32[N], indices into the source's classes; or a tree, see `data.labels`
     # str[N], the origin of each sample, such as its path in the dataset's folder, with / on every
-    # system. Samples with the same name (windows of one recording, corruptions of one photograph),
-    # in this or another domain, belong together: no split separates them
+    # system. No split separates samples with one name, in this or another domain
     names: np.ndarray
-    # i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None without such a split
-    parts: np.ndarray | None = None
+    parts: np.ndarray | None = None  # i8[N], the authors' own split: TRAIN, VALIDATION or TEST
 
 
 class Source(NamedTuple):
@@ -60,8 +54,7 @@ def check_source(source: Source) -> Source:
         lengths = [len(array) for array in (pool.images, pool.names, parts, *leaves)]
         if len(set(lengths)) > 1 or not lengths[0] or not np.isin(parts, range(3)).all():
             raise ValueError(
-                f"{place}: numbers of images, names, parts and labels are {lengths}; they must be "
-                "equal and above 0, and parts 0, 1 or 2 for train, validation and test"
+                f"{place}: images, names, parts and labels {lengths} must be as many, parts 0, 1, 2"
             )
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):
@@ -78,13 +71,8 @@ def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
 
     The part "" is left out: "mnist/00017".
     """
-    return np.array(
-        [
-            f"{domain}/{part}/{number:05}" if part else f"{domain}/{number:05}"
-            for part, size in sizes.items()
-            for number in range(size)
-        ]
-    )
+    folders = {f"{domain}/{part}" if part else domain: size for part, size in sizes.items()}
+    return np.array([f"{name}/{k:05}" for name, size in folders.items() for k in range(size)])
 
 
 def parts_of(sizes: dict[str, int]) -> np.ndarray:

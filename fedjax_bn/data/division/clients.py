@@ -1,7 +1,6 @@
 """Turns a dataset into a federation: leaves domains out, and divides the others into splits.
 
-    official    the authors' own lists; a missing part is a stratified share of their training
-                samples
+    official    the authors' own lists; a missing part is a stratified share of training samples
     holdout     random shares (DomainBed)
     stratified  random shares, the same proportions of classes in each
 
@@ -65,8 +64,7 @@ def make_clients(
       validation: share of a domain's samples that validate, in [0, 1), 0.2 in DomainBed; above 0,
         max(1, floor(share * N)) samples.
       test: share of samples that test, below 1 with `validation`; N - floor((1 - share) * N)
-        samples, as in FedBN's 80 to 20. Without test samples, clients are tested on validation
-        samples.
+        samples, as in FedBN's 80 to 20. Without any, the validation samples test.
       seed: at least 0; the same seed gives the same clients on any machine.
       **shares: arguments of `partition.share_out_domains`: truncate, fraction, partition,
         num_clients, clients_per_domain and sizes.
@@ -74,11 +72,10 @@ def make_clients(
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
-    data = data if isinstance(data, Dataset) else check_source(data)
-    undivided, groups = _undivided(data, seed)
-    target_names = _named(undivided, groups, target)
-    unseen = tuple(domain for domain in undivided.domains if domain.name in target_names)
     is_divided = isinstance(data, Dataset)
+    data = data if is_divided else check_source(data)
+    undivided, unseen = _undivided(data, target, seed)
+    target_names = {domain.name for domain in unseen}
     pools = () if is_divided else [pool for pool in data.pools if pool.name not in target_names]
     has_lists = all(pool.parts is not None for pool in pools)
     splits = ("", *("official",) * has_lists, *("holdout", "stratified") * (not is_divided))
@@ -93,7 +90,8 @@ def make_clients(
         internal = _with_validation(data, target_names, validation if split else 0.0, seed)
     else:
         split = split or ("official" if has_lists else "stratified")
-        domains = _divide_domains(data, target_names, split, validation, test, seed)
+        all_parts = _choose_parts(data, split, validation, test, seed)
+        domains = _divide_domains(data, target_names, all_parts, seed)
         internal = undivided._replace(domains=domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
     return share_out_domains(internal, seed=seed, **shares), unseen
@@ -104,10 +102,8 @@ def unseen_only(
 ) -> Dataset:
     """Returns the unseen domains of `make_clients`, with all samples; all domains by default."""
     data = data if isinstance(data, Dataset) else check_source(data)
-    undivided, groups = _undivided(data, seed)
-    names = _named(undivided, groups, target)
-    chosen = tuple(d for d in undivided.domains if d.name in names) or undivided.domains
-    return check_dataset(undivided._replace(domains=chosen))
+    undivided, unseen = _undivided(data, target, seed)
+    return check_dataset(undivided._replace(domains=unseen or undivided.domains))
 
 
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -149,15 +145,9 @@ def _with_validation(
 
 
 def _divide_domains(
-    data: Source,
-    target_names: Collection[str],
-    split: str,
-    validation: float,
-    test: float,
-    seed: int,
+    data: Source, target_names: Collection[str], all_parts: Sequence[np.ndarray], seed: int
 ) -> tuple[Domain, ...]:
     """Returns the training domains with their splits, samples in random order."""
-    all_parts = _choose_parts(data, split, validation, test, seed)
     internal = []
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
         if pool.name in target_names:
@@ -220,30 +210,20 @@ def _choose_parts(
     ]
 
 
-def _undivided(data: Source | Dataset, seed: int) -> tuple[Dataset, Mapping[str, Sequence[str]]]:
-    """Returns the data, of a source with all samples of a domain as test split, and its groups."""
-    if isinstance(data, Dataset):
-        return data, {}
-    domains = []
-    for position, pool in enumerate(data.pools):
-        # Shuffled, because published samples often come class by class, and a method that
-        # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
-        order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
-        domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
-    count, classes = len(data.classes), tuple(data.classes)
-    dataset = Dataset(data.name, count, tuple(domains), data.mean, data.std, classes, data.key)
-    return dataset, data.groups
-
-
-def _all_of(pool: Pool) -> Split:
-    """Returns the samples of a pool without copying its images."""
-    return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
-
-
-def _named(
-    data: Dataset, groups: Mapping[str, Sequence[str]], target: str | Sequence[str]
-) -> set[str]:
-    """Returns the names of the domains that `target` of `make_clients` selects."""
+def _undivided(
+    data: Source | Dataset, target: str | Sequence[str], seed: int
+) -> tuple[Dataset, tuple[Domain, ...]]:
+    """Returns the data, where the domains of a source only test, and the unseen domains."""
+    groups: Mapping[str, Sequence[str]] = {}
+    if isinstance(data, Source):
+        domains = []
+        for position, pool in enumerate(data.pools):
+            # Shuffled, because published samples often come class by class, and a method that
+            # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
+            order = generator(seed, 0, position, _ORDERING).permutation(len(pool.images))
+            domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
+        form = len(data.classes), tuple(domains), data.mean, data.std, tuple(data.classes)
+        groups, data = data.groups, Dataset(data.name, *form, data.key)
     names = [domain.name for domain in data.domains]
     meant = {group: {*members} & {*names} for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
@@ -254,7 +234,13 @@ def _named(
     if unknown := [entry for entry in target if entry not in meant]:
         allowed = ", ".join(meant)
         raise ValueError(f"target {unknown[0]!r} is not a domain of {data.name}; give {allowed}")
-    return set().union(*(meant[entry] for entry in target))
+    target_names = {name for entry in target for name in meant[entry]}
+    return data, tuple(domain for domain in data.domains if domain.name in target_names)
+
+
+def _all_of(pool: Pool) -> Split:
+    """Returns the samples of a pool without copying its images."""
+    return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
 
 
 def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[str, ...]:
@@ -289,13 +275,10 @@ def duplicate_notes(dataset: Dataset, unseen: Sequence[Domain] = ()) -> tuple[st
 
 def _middle_rows(split: Split) -> Iterator[np.ndarray]:
     """Yields the middle of every image u8[N, H, W, C], [n, W, C]; or of features f[N, F], [n]."""
-    images = split.images
-    array, index = images, np.arange(len(images))
-    if isinstance(images, Rows):
-        array, index = images.array, images.index
-    for rows in blocks(index):
+    images = Rows(split.images, np.arange(len(split.images)))
+    for rows in blocks(images.index):
         # Indexed at once, so that of a memory map only these bytes are read.
-        yield array[rows, array.shape[1] // 2]
+        yield images.array[rows, images.shape[1] // 2]
 
 
 def _whole_codes(split: Split, rows: Sequence[int]) -> list[int]:

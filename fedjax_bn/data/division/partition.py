@@ -150,12 +150,9 @@ def groups_of(
                 raise ValueError(f"{image}: data.groups={pattern} does not fit {name!r}")
             groups.append("/".join(map(str, match.groups())) or match[0])
     else:
-        sideless = [_sideless(name) for name in names]
-        sizes = Counter(sideless)
-        groups = [
-            common if sizes[common] > 1 else name
-            for common, name in zip(sideless, names, strict=True)
-        ]
+        sideless = {name: _sideless(name) for name in names}
+        sizes = Counter(sideless.values())
+        groups = [sideless[name] if sizes[sideless[name]] > 1 else name for name in names]
     note = f"{domain}: {len(set(groups))} groups of {len(names)} images"
     return [f"{domain}/{group}" for group in groups], note + " by data.groups" * bool(pattern)
 
@@ -187,7 +184,7 @@ def share_out_domains(
     Args:
       dataset: domains that take part in training.
       clients_per_domain: at least 1; 1 to 10 in FedBN, Table 7.
-      fraction: of each domain's training samples, in (0, 1], at least one, drawn before the rest.
+      fraction: of each domain's training samples, in (0, 1], at least one, before the division.
       seed: at least 0.
       partition: how the clients of a domain differ.
         iid: by at most one group, in total and in each class.
@@ -217,7 +214,7 @@ def share_out_domains(
     if unsuited or (sizes and (kind != "iid" or len(all_sizes) != sum(counts))):
         raise ValueError(
             f"data.partition={partition}, data.sizes={sizes} do not suit {sum(counts)} clients: "
-            "sizes go with iid, one for all or each; dirichlet needs a larger data.num_clients"
+            "sizes: iid only, above 0, one for all or each; dirichlet: needs more data.num_clients"
         )
     clients: list[Domain] = []
     for position, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
@@ -254,7 +251,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
 def _truncated(dataset: Dataset, seed: int) -> Dataset:
     """Returns training and validation splits cut to the smallest size, classes in proportion."""
     training = min(len(domain.train.images) for domain in dataset.domains)
-    validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
+    validations = [domain.validation for domain in dataset.domains if domain.validation]
     validating = min((len(split.images) for split in validations), default=0)
     domains = []
     for position, domain in enumerate(dataset.domains):
