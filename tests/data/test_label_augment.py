@@ -8,24 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.ndimage import affine_transform, center_of_mass
+from scipy.optimize import least_squares
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.labels import BOXES, CLASS, MASK
-from fedjax_bn.data.pixels import augment, label_augment
+from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.experiment.method import choose_loading
 
 SIZE, COUNT = 32, 12
-move_pixels = jax.jit(label_augment.move_pixels)
-change_colours = jax.jit(label_augment.change_colours)
-move_boxes = jax.jit(label_augment.move_boxes, static_argnums=3)
-
-
-def of(scale, shift):
-    return jnp.asarray(scale, float), jnp.asarray(shift, float)
+MIDDLE = np.full(2, (SIZE - 1) / 2)
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(0, 256, (COUNT, SIZE, SIZE, 3)).astype(np.uint8)
+# Waves that are long enough for a fit of the place from which a pixel comes.
+WAVES = np.sin(np.arange(SIZE)[:, None] / 6 + np.array([0.0, 2.0, 4.0])) * 100 + 120
+SMOOTH = ((WAVES[:, None] + WAVES[None]) / 2).astype(np.uint8)
 
 
 def boxes_of(*rows):
@@ -35,65 +35,80 @@ def boxes_of(*rows):
     return {BOXES: boxes, CLASS: classes}
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("scale", "shift"), [((0.7, 0.7), (0.1, -0.2)), ((-1.4, 1.4), (0.05, 0))])
-def test_moved_pixels_are_scipys_affine_transform(scale, shift):
-    image = np.random.default_rng(0).uniform(size=(SIZE, SIZE, 3))
-    # From new to old coordinates, of pixel centres: rows first.
-    sides, moved = np.array(scale[::-1]), np.array(shift[::-1]) * SIZE
-    middle = SIZE / 2 - 0.5
-    move = partial(affine_transform, order=1, mode="grid-constant", cval=GREY / 255)
-    channels = [
-        move(image[..., c], np.diag(1 / sides), middle - (middle + moved) / sides) for c in range(3)
-    ]
-    found = move_pixels(image, *of(scale, shift))
-    np.testing.assert_allclose(found, np.stack(channels, -1), atol=1e-12)
-
-
-def test_the_pixels_inside_a_moved_box_are_those_of_the_object():
-    count = 24
-    image = np.zeros((SIZE, SIZE, 3), np.uint8)
-    image[8:24, 10:20] = 255
-    sample = {"image": image, "label": boxes_of((1, 10 / SIZE, 8 / SIZE, 20 / SIZE, 24 / SIZE))}
+def changed_boxes(image, label, count=COUNT, **strengths):
+    """The same sample `count` times, each with a draw of its own."""
+    sample = {"image": image, "label": label}
     batch = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), sample)
-    augment = of_boxes(SIZE, scale=0.5, shift=0.4, hue=0.0, saturation=0.0, value=0.0)
-    changed = jax.jit(augment.change)(jax.random.key(1), batch)
-    seen = 0
-    for pixels, boxes, classes in zip(
-        np.asarray(changed["image"]), *map(np.asarray, changed["label"].values()), strict=True
-    ):
-        x1, y1, x2, y2 = boxes[0] * SIZE
-        if classes[0] == -1:
-            assert not boxes.any()
-            continue
-        seen += 1
-        inside = pixels[int(np.ceil(y1 + 1)) : int(y2 - 1), int(np.ceil(x1 + 1)) : int(x2 - 1)]
-        assert not inside.size or inside.min() == 255
-        dark = pixels.copy()
-        dark[max(0, int(y1) - 1) : int(y2) + 2, max(0, int(x1) - 1) : int(x2) + 2] = 0
-        assert dark.max() <= GREY
-    assert seen > count / 2
-    assert len(np.unique(np.asarray(changed["label"][BOXES])[:, 0, 0])) > count / 2
+    still = dict.fromkeys(("flip", "scale", "shift", "hue", "saturation", "value"), 0.0)
+    after = jax.jit(of_boxes(SIZE, **still | strengths).change)(jax.random.key(1), batch)
+    return jax.tree.map(np.asarray, after)
+
+
+def affine(image, back, offset, **how):
+    channels = np.moveaxis(image.astype(float), -1, 0)
+    return np.stack([affine_transform(c, back, offset, **how) for c in channels], -1)
+
+
+def assert_law(law, start, image, spread):
+    """Fits the parameters of a law to an image: they are in range, and the rest is rounding."""
+    fit = least_squares(lambda parameters: np.ravel(law(*parameters) - image), start)
+    assert np.abs(fit.fun).max() < 1.1
+    assert (np.abs(fit.x - start) <= np.array(spread) + 0.01).all()
+    return fit.x
+
+
+def test_pixels_move_as_their_boxes_by_scipys_affine_transform():
+    label = boxes_of((0, 0.3, 0.3, 0.45, 0.7), (1, 0.55, 0.3, 0.7, 0.7))
+    after = changed_boxes(NOISE[0], label, flip=0.5, scale=0.4, shift=0.1)
+    mirrored = 0
+    for image, boxes in zip(after["image"], after["label"][BOXES], strict=True):
+        centres = boxes.reshape(2, 2, 2).mean(1)  # of a box, across and down
+        scale = np.array([(centres[1] - centres[0])[0] / 0.25, (boxes[0, 3] - boxes[0, 1]) / 0.4])
+        assert np.isclose(abs(scale[0]), scale[1], atol=1e-5)
+        mirrored += scale[0] < 0
+        shift = centres.mean(0) - 0.5
+        assert np.abs(shift).max() <= 0.1
+        # From new to old coordinates, of pixel centres: rows first.
+        back = np.diag(1 / scale[::-1])
+        offset = MIDDLE - back @ (MIDDLE + shift[::-1] * SIZE)
+        expected = affine(NOISE[0], back, offset, order=1, mode="grid-constant", cval=GREY)
+        assert np.abs(image - expected).max() < 0.51
+    assert 0 < mirrored < COUNT
+    assert len(np.unique(after["label"][BOXES][:, 0, 1])) == COUNT
 
 
 def test_boxes_that_leave_the_image_become_padding_and_crowds_stay_crowds():
-    label = boxes_of((0, 0.8, 0.4, 1, 0.6), (-4, 0, 0, 1, 1), (1, 0.5, 0.5, 0.52, 0.9))
-    moved = move_boxes(label, *of((1, 1), (0.19, 0)), SIZE)
-    assert moved[CLASS].tolist() == [-1, -4, -1]  # too little left, a crowd, too narrow
-    np.testing.assert_allclose(moved[BOXES], [[0] * 4, [0.19, 0, 1, 1], [0] * 4], atol=1e-6)
+    """A crowd that fills the image tells how far the image moved."""
+    rows = [(-4, 0, 0, 1, 1), (0, 0.8, 0.4, 1, 0.6), (1, 0.5, 0.5, 0.52, 0.9)]
+    after = changed_boxes(NOISE[0], boxes_of(*rows), 2 * COUNT, shift=0.3)["label"]
+    assert (after[CLASS][:, [0, 2]] == [-4, -1]).all()  # the third is too narrow
+    assert not after[BOXES][:, 2].any()
+    left, top, right, low = after[BOXES][:, 0].T
+    shift = np.stack([left + right - 1, top + low - 1], 1)
+    sides = np.clip([1, 0.6] + shift, 0, 1) - np.clip([0.8, 0.4] + shift, 0, 1)
+    stays = (sides > 2 / SIZE).all(1) & (sides.prod(1) > 0.1 * 0.04)
+    assert np.array_equal(after[CLASS][:, 1], np.where(stays, 0, -1))
+    assert 0 < stays.sum() < len(stays)
+    corners = np.clip(np.array([0.8, 0.4, 1, 0.6]) + np.tile(shift, 2), 0, 1)
+    np.testing.assert_allclose(after[BOXES][:, 1], corners * stays[:, None], atol=1e-6)
 
 
-@pytest.mark.usefixtures("x64")
 def test_colours_change_as_pythons_hsv():
-    pixels = np.random.default_rng(0).uniform(size=(50, 3))
-    factors = turns, saturation, value = 0.1, 1.6, 1.3
-    expected = []
-    for pixel in pixels:
-        h, s, v = colorsys.rgb_to_hsv(*pixel)
-        changed = (h + turns) % 1, min(1, s * saturation), min(1, v * value)
-        expected.append(colorsys.hsv_to_rgb(*changed))
-    changed = change_colours(jnp.asarray(pixels[None]), *map(jnp.asarray, factors))
-    np.testing.assert_allclose(changed[0], expected, atol=1e-12)
+    spread = {"hue": 0.1, "saturation": 0.7, "value": 0.4}
+    after = changed_boxes(NOISE[0], boxes_of((0, 0, 0, 1, 1)), 3, **spread)["image"]
+    hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in NOISE[0, :4].reshape(-1, 3) / 255]
+
+    def law(turns, saturation, value):
+        return 255 * np.array(
+            [
+                colorsys.hsv_to_rgb((h + turns) % 1, min(1, s * saturation), min(1, v * value))
+                for h, s, v in hsv
+            ]
+        )
+
+    start, limits = (0, 1, 1), (*spread.values(),)
+    fits = [assert_law(law, start, image[:4].reshape(-1, 3), limits) for image in after]
+    assert np.ptp(fits, axis=0).min() > 0.01
 
 
 # Masks
@@ -118,15 +133,12 @@ def changed_masks(batch, seed=0, **how):
     return compiled(**how)(jax.random.key(seed), batch)
 
 
-def noise():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (COUNT, SIZE, SIZE, 3)).astype(np.uint8)
-    return masked(images, rng.choice(np.array([0, 1, 2, 255], np.uint8), (COUNT, SIZE, SIZE)))
+MASKS = RNG.choice(np.array([0, 1, 2, 255], np.uint8), (COUNT, SIZE, SIZE))
+BATCH = masked(NOISE, MASKS)
 
 
 def test_without_strength_a_batch_keeps_its_bytes():
-    batch = noise()
-    assert jax.tree.all(jax.tree.map(np.array_equal, changed_masks(batch), batch))
+    assert jax.tree.all(jax.tree.map(np.array_equal, changed_masks(BATCH), BATCH))
 
 
 def test_an_image_that_is_its_mask_stays_its_mask():
@@ -146,64 +158,65 @@ def test_an_image_that_is_its_mask_stays_its_mask():
     assert len(np.unique([center_of_mass(mask == 1) for mask in masks], axis=0)) == COUNT
 
 
-@jax.jit
-def moved(image, mask, *move):
-    places = label_augment.shown_places(SIZE, *move)
-    return label_augment.move_image(image, places), label_augment.move_mask(mask, places)
+def test_quarter_turns_and_mirrors_are_numpys_and_all_eight_occur():
+    images = np.repeat(NOISE[:1], 8 * COUNT, 0)
+    after = changed_masks(masked(images, images[..., 0]), quarters=1.0, flip=0.5)
+    eight = [np.rot90(image, k) for image in (NOISE[0], NOISE[0][:, ::-1]) for k in range(4)]
+    seen = []
+    masks = np.asarray(after["label"][MASK])
+    for image, mask in zip(np.asarray(after["image"]), masks, strict=True):
+        seen += [k for k, turned in enumerate(eight) if np.array_equal(image, turned)]
+        assert np.array_equal(mask, image[..., 0])
+    assert len(seen) == len(images)
+    assert set(seen) == set(range(8))
 
 
-@pytest.mark.parametrize("turns", range(4))
-@pytest.mark.parametrize("mirror", [False, True])
-def test_quarter_turns_and_mirrors_are_numpys(turns, mirror):
-    image = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3)).astype(np.float32)
-    mask = image[..., 0].astype(np.uint8)
-    found = moved(image, mask, mirror, turns, np.float32(0), np.float32(1), np.zeros(2, np.float32))
-    # The image is mirrored before it turns.
-    expected = np.rot90(image[:, ::-1] if mirror else image, turns)
-    assert np.array_equal(found[0], expected)
-    assert np.array_equal(found[1], expected[..., 0])
+def test_a_turn_is_scipys_affine_transform():
+    images, masks = np.repeat(SMOOTH[None], 3, 0), MASKS[:3]
+    how = {"rotate": 40.0, "scale": 0.3, "shift": 0.1}
+    after = changed_masks(masked(images, masks), **how)
 
+    def back(degrees, scale, *shift):
+        angle = np.deg2rad(degrees)
+        # Counterclockwise, with rows that count downwards: the inverse turns (row, column).
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) * scale
+        matrix = np.linalg.inv(turn)
+        return matrix, MIDDLE - matrix @ (MIDDLE + np.array(shift) * SIZE)
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("degrees", "scale", "shift"), [(30, 1, (0, 0)), (-77, 1.3, (0.1, -0.2))])
-def test_a_rotation_is_scipys_affine_transform(degrees, scale, shift):
-    rng = np.random.default_rng(0)
-    image = rng.uniform(size=(SIZE, SIZE, 3))
-    mask = rng.integers(0, 3, (SIZE, SIZE)).astype(np.uint8)
-    angle, middle = np.deg2rad(degrees), np.full(2, (SIZE - 1) / 2)
-    # Counterclockwise, with rows that count downwards: the inverse of this turn of (row, column).
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) * scale
-    back = np.linalg.inv(turn)
-    offset = middle - back @ (middle + np.array(shift) * SIZE)
-    channels = [
-        affine_transform(image[..., c], back, offset, order=1, mode="nearest") for c in range(3)
-    ]
-    how = (False, 0, float(degrees), float(scale), np.array(shift, float))
-    found = moved(image, mask, *how)
-    np.testing.assert_allclose(found[0], np.stack(channels, -1), atol=1e-12)
-    nearest = partial(affine_transform, mask, back, offset, order=0)
-    assert np.array_equal(found[1], nearest(mode="grid-constant", cval=UNLABELLED))
+    def law(*move):
+        return affine(SMOOTH, *back(*move), order=1, mode="nearest")
+
+    for k in range(3):
+        move = assert_law(law, (0, 1, 0, 0), np.asarray(after["image"])[k], (40, 0.3, 0.1, 0.1))
+        nearest = affine_transform(
+            masks[k], *back(*move), order=0, mode="grid-constant", cval=UNLABELLED
+        )
+        # The fit is rounded, so that a few pixels near a border take the next one.
+        assert (np.asarray(after["label"][MASK])[k] == nearest).mean() > 0.98
 
 
 def test_a_sample_changes_in_the_same_way_in_a_smaller_batch():
     how = MOVES | {"brightness": 0.2, "contrast": 0.2, "gamma": 0.2}
-    batch = noise()
-    whole = changed_masks(batch, **how)
-    part = changed_masks(jax.tree.map(lambda leaf: leaf[:5], batch), **how)
+    whole = changed_masks(BATCH, **how)
+    part = changed_masks(jax.tree.map(lambda leaf: leaf[:5], BATCH), **how)
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a[:5], b), whole, part))
-    assert not np.array_equal(whole["image"], changed_masks(batch, seed=1, **how)["image"])
+    assert not np.array_equal(whole["image"], changed_masks(BATCH, seed=1, **how)["image"])
 
 
 def test_intensities_change_in_images_alone_as_numpy_says():
-    image = np.random.default_rng(0).uniform(size=(SIZE, SIZE, 3))
-    bright = np.clip(1.3 * image, 0, 1)
-    expected = np.clip(0.7 * bright + 0.3 * bright.mean(), 0, 1) ** 1.2
-    found = label_augment.change_intensities(*map(jnp.float32, (image, 1.3, 0.7, 1.2)))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    batch = noise()
-    after = changed_masks(batch, brightness=0.5, contrast=0.5, gamma=0.5)
-    assert jax.tree.all(jax.tree.map(np.array_equal, after["label"], batch["label"]))
-    assert not np.array_equal(after["image"], batch["image"])
+    spread = {"brightness": 0.3, "contrast": 0.5, "gamma": 0.4}
+    after = changed_masks(BATCH, **spread)
+    assert jax.tree.all(jax.tree.map(np.array_equal, after["label"], BATCH["label"]))
+
+    def law(image, brightness, contrast, gamma):
+        bright = np.clip(brightness * image / 255, 0, 1)
+        return 255 * np.clip(contrast * bright + (1 - contrast) * bright.mean(), 0, 1) ** gamma
+
+    fits = [
+        assert_law(partial(law, before), (1, 1, 1), image, (*spread.values(),))
+        for before, image in zip(NOISE, np.asarray(after["image"]), strict=True)
+    ]
+    assert np.ptp(fits, axis=0).min() > 0.1
 
 
 @pytest.mark.parametrize(("make", "label"), [(of_boxes, CLASS), (of_masks, MASK)])

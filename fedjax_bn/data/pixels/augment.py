@@ -3,13 +3,11 @@
     augment = office()
     images = augment(key, images)  # u8[B, H, W, C] -> u8[B, H, W, C]
 
-The result is bytes again, so a model's `prepare` applies to it as to stored images. The result of a
-sample depends on the key, its place in the batch and its own pixels, not on other samples.
+The result of a sample depends on the key, its place in the batch and its own pixels alone.
 
 A *transform* is a function `(key, image f[H, W, C] in [0, 1]) -> f[h, w, C]` of one image.
 Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Definitions
-are those of Pillow's `ImageEnhance` and of torchvision, except that bytes are rounded once, at the
-end, not after each step.
+are those of Pillow's `ImageEnhance` and of torchvision, except that bytes are rounded only once.
 
 RandAugment (Cubuk et al., NeurIPS 2020) draws some of fourteen operations, equally strong. They are
 torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels, and zeros from
@@ -18,7 +16,7 @@ magnitude over 30 with a random sign; operations without a direction use its abs
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -29,9 +27,9 @@ from fedjax_bn.arguments.ranges import PIXELS, Magnitude, Views, bounded
 from fedjax_bn.engine.backend import on_cpu
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
-Transform = Callable[[jax.Array, jax.Array], jax.Array]
 
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
+_RATIO = 3 / 4, 4 / 3  # torchvision's least and greatest width / height of a box
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by 13
 
@@ -44,16 +42,11 @@ class LabelAugment(NamedTuple):
 
 
 def sample_keys(key: jax.Array, images: jax.Array, square: bool = False) -> jax.Array:
-    """Returns a key for each sample of a batch; ValueError unless it is u8[B, H, W, C].
-
-    With `square`, H and W must be equal.
-    """
+    """Returns a key for each sample of a batch u8[B, H, W, C], else ValueError."""
     is_image = images.dtype == jnp.uint8 and images.ndim == 4
     if not is_image or (square and images.shape[1] != images.shape[2]):
-        raise ValueError(
-            f"augmentation needs images u8[B, H, W, C], of boxes and masks square ones, not "
-            f"{images.dtype}{images.shape}: set data.augment=none"
-        )
+        allowed, form = "u8[B, S, S, C]" if square else "u8[B, H, W, C]", images.shape
+        raise ValueError(f"images {images.dtype}{form} must be {allowed} or data.augment=none")
     # Unlike `split`, `fold_in` makes a sample's key independent of the size of the batch.
     return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
 
@@ -74,7 +67,7 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     Differs from DomainBed: crops are cut from stored images, which are square already.
     """
     return _compose(
-        lambda key, image: crop_and_resize(image, *crop_box(key, *image.shape[:2]), size),
+        lambda key, image: crop_and_resize(image, crop_box(key, *image.shape[:2]), size),
         _random_flip,
         partial(random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
         lambda key, image: jnp.where(jax.random.bernoulli(key, 0.1), _grey(image), image),
@@ -120,41 +113,35 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
     return augment
 
 
-def _compose(*transforms: Transform) -> Augment:
+def _compose(*transforms: Augment) -> Augment:
     """Returns an augmentation that applies transforms in order, each with its own key."""
 
     def of_image(key: jax.Array, image: jax.Array) -> jax.Array:
         pixels = image.astype(float) / 255  # float32, or float64 where that is enabled
-        for transform_key, transform in zip(
-            jax.random.split(key, len(transforms)), transforms, strict=True
-        ):
-            pixels = transform(transform_key, pixels)
+        for number, transform_key in enumerate(jax.random.split(key, len(transforms))):
+            pixels = transforms[number](transform_key, pixels)
         return as_bytes(pixels)
 
     return lambda key, images: jax.vmap(of_image)(sample_keys(key, images), images)
 
 
 def crop_box(
-    key: jax.Array,
-    height: int,
-    width: int,
-    scale: tuple[float, float] = (0.7, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    key: jax.Array, height: int, width: int, scale: tuple[float, float] = (0.7, 1.0)
+) -> tuple[jax.Array, ...]:
     """Returns torchvision's random box: top, left, height, width, i32[] each.
 
-    Its area is uniform in `scale` times the image's, its width / height log-uniform in `ratio`, its
-    place uniform. The first of ten draws that fits is taken, else the largest box in the middle.
+    Its area is uniform in `scale` of the image's, its width / height log-uniform in [3/4, 4/3]. The
+    first of ten draws that fits is taken, else the largest box in the middle.
     """
     draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each compiles
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:_ATTEMPTS])
-    logs = [math.log(bound) for bound in ratio]
+    logs = [math.log(bound) for bound in _RATIO]
     aspect = jnp.exp(logs[0] + (logs[1] - logs[0]) * draws[_ATTEMPTS:-2])
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
     fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
     attempt, any_fits = fits.argmax(), fits.any()
 
-    largest = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
+    largest = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
     high = jnp.where(any_fits, high[attempt], largest[0])
     wide = jnp.where(any_fits, wide[attempt], largest[1])
     room = jnp.stack([height - high, width - wide])
@@ -164,24 +151,15 @@ def crop_box(
     return top, left, high, wide
 
 
-def crop_and_resize(
-    image: jax.Array,
-    top: jax.Array | int,
-    left: jax.Array | int,
-    height: jax.Array | int,
-    width: jax.Array | int,
-    size: int,
-) -> jax.Array:
-    """Cuts a box out of f[H, W, C] and stretches it to f[size, size, C], with antialiasing.
+def crop_and_resize(image: jax.Array, box: Sequence[jax.Array | int], size: int) -> jax.Array:
+    """Cuts top, left, height, width out of f[H, W, C] and stretches them to f[size, size, C].
 
-    Equals Pillow's `crop` and `resize(BILINEAR)` before rounding to bytes.
+    Equals Pillow's `crop` and `resize(BILINEAR)`, with antialiasing, before rounding to bytes.
     """
+    top, left, height, width = box
 
     def weights(start: jax.Array | int, length: jax.Array | int, count: int) -> jax.Array:
-        """Returns f[size, count]: weights of old pixels in the new ones of [start, start + length).
-
-        Rows are triangles of half width max(1, length / size), cut off at the interval's ends.
-        """
+        """Returns f[size, count], triangles of half width max(1, length / size) in the interval."""
         start, length = (jnp.asarray(value).astype(image.dtype) for value in (start, length))
         scale = length / size
         centres = start + (jnp.arange(size, dtype=image.dtype)[:, None] + 0.5) * scale
@@ -244,8 +222,7 @@ def random_jitter(
 ) -> jax.Array:
     """Changes the colours of an RGB image in random order, see `jitter`.
 
-    `spread` has an x each for brightness, contrast and saturation, whose factors are uniform in
-    [max(0, 1 - x), 1 + x], and for hue, whose shift in turns is uniform in [-x, x].
+    For each x of `spread`, factors are uniform in [max(0, 1 - x), 1 + x], turns of hue in [-x, x].
     """
     *factors, hue = spread
     draws = jax.random.uniform(key, (8,))
@@ -257,11 +234,10 @@ def random_jitter(
 
 
 def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
-    """Changes brightness, contrast, saturation and hue, one after another in any order.
+    """Changes brightness, contrast, saturation and hue, 0 to 3, in the order i32[n].
 
-    `factors` f[3], at least 0, are for brightness, contrast and saturation: a factor below 1 moves
-    the image towards black, its mean grey or the grey of each pixel, one above 1 away from it.
-    `turns` shift hue. `order` i32[n] of 0 to 3 may be traced.
+    A factor of f[3], at least 0, below 1 moves the image towards black, its mean grey or the grey
+    of each pixel, one above 1 away from it. `turns` shift hue.
     """
     for which in order:
         # All but hue are one blend, so a traced choice computes two results, not four.
@@ -300,10 +276,7 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
 
 def _colours(image: jax.Array) -> list[jax.Array]:
     if image.shape[-1] != 3:
-        raise ValueError(
-            f"changes of colour need images with 3 channels, not {image.shape[-1]}: choose a "
-            "data.augment without colours"
-        )
+        raise ValueError(f"data.augment needs images of 3 channels, not {image.shape[-1]}")
     return [image[..., i] for i in range(3)]
 
 

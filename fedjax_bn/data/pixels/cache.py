@@ -1,7 +1,6 @@
 """Makes arrays of bytes once and keeps them in a folder, memory-mapped, or in memory.
 
-An array is written to a partial file and renamed when it is complete, so that a file of the final
-name is whole. A lock for its name makes a second process wait for the first and read its file.
+A file of the final name is whole. A second process waits for the first and reads its file.
 """
 
 import json
@@ -35,15 +34,14 @@ def cached_array(
       folder: the cache, created if need be; None to keep the array in memory only.
       name: must differ from all other arrays' names, so it includes a digest of the array's origin.
       shape: of the whole array of bytes.
-      make: `make(write) -> notes`, called only if the array is not there yet; hands all rows to
-        `write(u8[n, ...])` in blocks, in order, or to `write(u8[n, ...], start)` in any order and
-        from any thread. If it raises an error, no file is left.
+      make: `make(write) -> notes` hands all rows to `write(u8[n, ...])` in blocks, in order, or to
+        `write(u8[n, ...], start)` in any order and from any thread.
 
     Returns:
       u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` returned.
 
     Raises:
-      OSError: the disk is full, or the folder cannot be written to.
+      OSError: the folder cannot be written to.
     """
     shape = tuple(shape)
     if folder is None:
@@ -71,10 +69,7 @@ def cached_numbers(
     width: int,
     progress: bool = False,
 ) -> np.ndarray:
-    """Returns i32[N, width], one row `read(file)` per file (or pair of files), read in threads.
-
-    Folder, name and errors are as in `cached_array`; `progress` shows a bar on stderr.
-    """
+    """Returns i32[N, width], one row `read(file)` per file or pair of files; see `cached_array`."""
 
     def make(write: Write) -> tuple[str, ...]:
         rows = np.array([*in_threads(read, files, name.partition("-")[0], progress)], "<i4")
@@ -98,10 +93,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ..
 
 
 def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
-    """Writes header, array and notes, and flushes them to the disk before the file gets its name.
-
-    A file that a killed process left half written is written again.
-    """
+    """Writes header, array and notes to the disk before the file gets its name."""
     partial = path.with_suffix(".partial")
     with _faults_named(path):
         if shutil.disk_usage(path.parent).free < math.prod(shape):  # before hours of decoding
@@ -146,7 +138,5 @@ def _faults_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(
-            f"cannot keep decoded images in {path.parent} ({error.strerror or error}): make room "
-            "there, or give another data.cache (empty for none)"
-        ) from error
+        reason = f"cannot keep decoded images in {path.parent} ({error.strerror or error})"
+        raise OSError(f"{reason}: make room, or give another data.cache, or none") from error

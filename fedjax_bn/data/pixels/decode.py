@@ -2,14 +2,14 @@
 
 Images are stretched, letterboxed or cut into tiles. Letterboxed, an image of w x h pixels is scaled
 by min(S/w, S/h) and put into the middle of a grey square of S pixels a side, as for YOLO's
-detectors. Training and testing use the same stored images, so small ones are enlarged for both.
+detectors. Small images are enlarged, for training and testing.
 
 Only the raster formats of datasets are opened, because Pillow starts another program for some.
 
-A camera stores the rows of its sensor and writes into EXIF how it was held. Every viewer turns the
-picture accordingly; `Image.open` and torchvision's readers, which use it, do not. The tag is one of
-eight: 1 as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged. The
-orientation "upright" turns images by their tags, "stored" keeps the rows of the file.
+A camera writes into EXIF how it was held, and every viewer turns the picture accordingly;
+torchvision's readers do not. The tag is one of eight: 1 as stored, 2 to 4 mirrored or upside down,
+5 to 8 with width and height exchanged. The orientation "upright" turns images by their tags,
+"stored" keeps the rows of the file.
 """
 
 import hashlib
@@ -33,14 +33,9 @@ GREY = 114  # the bytes around a letterboxed image
 _FORM = 2  # raise it when the same files would give other pixels
 _MEMORY = 2**19  # files whose digests are kept while the process runs, some 100 MB
 _ORIENTATION = 274  # EXIF's number of the tag
-# Pillow's names of the operations that turn images with tags 2 to 8 upright.
-_TURNS = dict(
-    enumerate(
-        ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM")
-        + ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
-        start=2,
-    )
-)
+# Pillow's names of the operations that turn images with tags 1 to 8 upright.
+_TURNS = ("", "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM")
+_TURNS += ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 _BITS, _WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits of a number, and which number is white
 
 
@@ -57,14 +52,13 @@ def decode(
     """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
     This equals `Resize((size, size))` in DomainBed's and FedBN's code: the filter averages when it
-    shrinks, and an image of that size is unchanged.
+    shrinks.
 
     Args:
       files: N files in or below `root`, at least one.
       size: pixels a side.
       root: files are named relative to it, so a dataset may move without being decoded again.
-      cache: folder that keeps the pixels until a file's name or content, or `size`, differs. None
-        to keep them in memory only.
+      cache: folder that keeps the pixels; None to keep them in memory only.
       progress: show a bar on stderr.
       letterbox: whether images keep their shape, in the middle of a grey square.
       orientation: "upright" or "stored", see above.
@@ -93,10 +87,8 @@ def decode(
 
         converted = list(in_threads(convert, range(len(files)), "decoding", progress))
         if faults := [fault for _, fault in converted if fault]:
-            raise ValueError(
-                f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch "
-                "or unpack them again, or delete them"
-            )
+            count = f"{len(faults)} of {len(files)} images cannot be read"
+            raise ValueError(f"{count}: {first_few(faults)}; fetch them again or delete them")
         return orientation_notes((tag for tag, _ in converted), orientation)
 
     form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
@@ -107,10 +99,7 @@ def decode(
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
-    """Returns hexadecimal digits that change with any file's name or bytes, and with `size`.
-
-    They are the same on any machine. A file is read once in a process while it does not change.
-    """
+    """Returns hexadecimal digits, on any machine, of `size` and the files' names and bytes."""
     state = hashlib.sha256(f"{_FORM} {size}\n".encode())
     digests = in_threads(_digest_of, files, "", progress=False)  # hashing releases Python's lock
     for name, digest in zip(relative_names(files, root), digests, strict=True):
@@ -140,10 +129,7 @@ def relative_names(files: Sequence[Path], root: Path) -> list[str]:
 
 
 def open_raster(content: bytes) -> Any:
-    """Opens an image file with Pillow, usually without decoding its pixels.
-
-    Raises ValueError if the format is not in `FORMATS`, and what Pillow raises on a damaged file.
-    """
+    """Opens an image file with Pillow, usually without its pixels; ValueError for other formats."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -158,9 +144,8 @@ def open_raster(content: bytes) -> Any:
 def open_image(content: bytes, orientation: str = UPRIGHT) -> tuple[Any, int]:
     """Returns a Pillow image in RGB, and its EXIF orientation, 1 to 8; raises as `open_raster`.
 
-    Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
-    DomainBed's code; numbers of 9 to 16 bits keep their upper eight bits, inverted if 0 is white.
-    A ValueError names floats, and integers of 32 bits or with a sign, whose white is unknown.
+    Transparency is dropped, as in DomainBed's code; numbers of 9 to 16 bits keep their upper eight
+    bits, inverted if 0 is white. A ValueError names numbers whose white is unknown.
     """
     image = open_raster(content)
     turn, tag = turn_of(image, orientation)
@@ -169,21 +154,18 @@ def open_image(content: bytes, orientation: str = UPRIGHT) -> tuple[Any, int]:
 
 
 def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
-    """Returns how to transpose a Pillow image, or None, and its EXIF orientation.
-
-    Pillow itself turns TIFF, so with "stored" its tag is 1. Call it before decoding the pixels.
-    """
+    """Returns how to transpose a Pillow image that is not decoded yet, or None, and its tag."""
     from PIL import Image
 
     tag = orientation_of(image)
-    if image.format == "TIFF":
+    if image.format == "TIFF":  # which Pillow itself turns
         return None, tag if orientation == UPRIGHT else 1
     turned = tag > 1 and orientation == UPRIGHT
-    return Image.Transpose[_TURNS[tag]] if turned else None, tag
+    return Image.Transpose[_TURNS[tag - 1]] if turned else None, tag
 
 
 def orientation_of(image: Any) -> int:
-    """Returns the EXIF orientation of a Pillow image, 1 to 8; call it before decoding the pixels.
+    """Returns the EXIF orientation, 1 to 8, of a Pillow image that is not decoded yet.
 
     It is 1 if there is no tag or EXIF is damaged, because viewers show such images as stored.
     """
@@ -194,7 +176,7 @@ def orientation_of(image: Any) -> int:
         tag = Image.Image.getexif(image).get(_ORIENTATION, 1)
     except Exception:  # Pillow raises SyntaxError, struct.error, ... on damaged EXIF
         return 1
-    return tag if isinstance(tag, int) and tag in _TURNS else 1
+    return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
 
 def orientation_notes(tags: Iterable[int], orientation: str) -> tuple[str, ...]:
@@ -254,9 +236,9 @@ def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.nda
 def resized(
     images: np.ndarray | Rows, shape: Sequence[int], nearest: bool = False
 ) -> np.ndarray | Rows:
-    """Returns bytes u8[N, h, w, C] of a shape (H, W, C) by Pillow's bilinear or nearest filter.
+    """Returns u8[N, h, w, C] of a shape (h, w, C) by Pillow's bilinear or nearest filter.
 
-    Images that have the shape are returned unchanged. A ValueError names other dtypes or channels.
+    Images of that shape are returned as they are. A ValueError names other dtypes or channels.
     """
     from PIL import Image
 
@@ -265,8 +247,8 @@ def resized(
     fits = len(shape) == 3 and images.ndim == 4 and images.shape[3] == shape[2]
     if not fits or images.dtype != np.uint8 or shape[2] not in (1, 3):
         raise ValueError(
-            f"samples {images.dtype} {list(images.shape[1:])} cannot be stretched to "
-            f"{list(shape)}: only bytes [H, W, C] with as many channels, 1 or 3, can"
+            f"samples {images.dtype}{list(images.shape[1:])} cannot be resized to {list(shape)}: "
+            "only u8[H, W, C] with as many channels, 1 or 3, can"
         )
     height, width, _ = shape
     resampling = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
@@ -282,8 +264,8 @@ def resized(
 def tile_places(height: int, width: int, size: int) -> list[tuple[int, int]]:
     """Returns the row and column of the first pixel of each square tile of an image, row by row.
 
-    Tiles follow each other without a gap; the last of a row or column is shifted so that it ends
-    with the image, and shows some pixels again.
+    The last of a row or column is shifted so that it ends with the image, and shows some pixels
+    again.
     """
     rows, columns = (
         [min(start, max(side - size, 0)) for start in range(0, side, size)]
@@ -293,20 +275,15 @@ def tile_places(height: int, width: int, size: int) -> list[tuple[int, int]]:
 
 
 def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns an image's tiles [n, size, size, ...], and their `tile_places` i64[n, 2].
+    """Returns the tiles [n, size, size, ...] of [H, W, ...], and their `tile_places` i64[n, 2].
 
-    An image smaller than a tile is padded at its right and lower edge.
-
-    Args:
-      image: [H, W, ...], such as an image, a mask or logits.
-      size: pixels a side of a tile.
-      fill: the value of padding and of pixels that an earlier tile shows, such as
-        `engine.inputs.UNLABELLED` for a mask; None to repeat the edge and to show pixels again.
+    An image smaller than a tile is padded at its right and lower edge. `fill` is the value of
+    padding and of pixels that an earlier tile shows, such as `UNLABELLED` for a mask; None repeats
+    the edge and shows pixels again.
     """
     height, width = image.shape[:2]
     places = tile_places(height, width, size)
-    no_padding = ((0, 0),) * (image.ndim - 2)
-    around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *no_padding)
+    around = [(0, max(size - side, 0)) for side in (height, width)] + [(0, 0)] * (image.ndim - 2)
     padding = {"mode": "edge"} if fill is None else {"constant_values": fill}
     image = np.pad(image, around, **padding)
     tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
@@ -321,10 +298,7 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
 
 
 def put_together(tiles: np.ndarray, places: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Returns the image [H, W, ...] of a shape (H, W) from its tiles, or predictions of them.
-
-    A pixel is its first tile's.
-    """
+    """Returns the image [*shape, ...] of a shape (H, W) from tiles; a pixel is its first tile's."""
     image, size = np.empty((*shape, *tiles.shape[3:]), tiles.dtype), tiles.shape[1]
     # Backwards, so that the first tile of a pixel is written last.
     for tile, (y, x) in zip(tiles[::-1], places[::-1], strict=True):

@@ -1,12 +1,10 @@
 """Changes training images at random on the device, and moves their boxes or masks along.
 
-Images are bytes u8[B, S, S, C], and labels boxes or masks u8[B, S, S], see `data.labels`. Each
-sample has a key of its own.
+Images are bytes u8[B, S, S, C], and labels boxes or masks, see `data.labels`.
 
 **Boxes.** A move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2)
-+ 1/2 + t in shares of the side. Pixels from outside the image are grey, like the bars of a
-letterbox. A box is kept if, cut at the border, it is more than two pixels wide and high and has
-over a tenth of its moved area.
++ 1/2 + t in shares of the side. Pixels from outside are grey, like the bars of a letterbox. A box
+stays if, cut at the border, it is over two pixels wide and high and a tenth of its moved area.
 
 Differs from YOLO's usual training: there is no mosaic; hue is shifted by a part of a turn, not
 multiplied; and colours are changed before the move, so that the grey outside stays grey.
@@ -18,11 +16,11 @@ multiplied; and colours are changed before the move, so that the grey outside st
 with quarter turns Q, an angle a, a scale s, a shift t, and a smooth field of displacements d. A
 scale above 1 with a shift is a random crop. The field is that of U-Net (Ronneberger et al. 2015,
 section 3.1): normal vectors on a grid of 3 x 3 points, cubic in between. Images are bilinear and
-their border is repeated outside. Masks take the nearest pixel, so that no new value appears, and
-pixels from outside are unlabelled. Brightness, contrast and gamma change images alone.
+their border is repeated outside. Masks take the nearest pixel and are unlabelled outside. Then
+brightness, contrast about the mean and gamma change the images alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +54,7 @@ def of_boxes(
     """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
 
     Args:
-      size: pixels a side of the images; not used, because the size does not change.
+      size: pixels a side of the images, which does not change.
       flip: probability of exchanging left and right.
       scale: scales are uniform in 1 +- scale.
       shift: shifts are uniform in +- shift of the side.
@@ -69,11 +67,11 @@ def of_boxes(
         draws = jax.random.uniform(key, (7,))
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
-        size = 1 + scale * spread[1]
-        move = jnp.stack([size * mirror, size]), shift * spread[2:4]
+        factor = 1 + scale * spread[1]
+        move = jnp.stack([factor * mirror, factor]), shift * spread[2:4]
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        pixels = change_colours(image.astype(draws.dtype) / 255, *factors)
-        return as_bytes(move_pixels(pixels, *move)), move_boxes(label, *move, len(image))
+        pixels = _change_colours(image.astype(draws.dtype) / 255, *factors)
+        return as_bytes(_move_pixels(pixels, *move)), _move_boxes(label, *move, len(image))
 
     return _of_batches(of_image, BOXES)
 
@@ -94,11 +92,10 @@ def of_masks(
 ) -> LabelAugment:
     """Returns random moves of images and masks, and changes of the images' intensities.
 
-    With every argument at 0 a batch keeps its bytes. With quarters=1 and flip=0.5, all eight
-    positions of a square are equally likely.
+    With quarters=1 and flip=0.5, all eight positions of a square are equally likely.
 
     Args:
-      size: pixels a side of the images; not used, because the size does not change.
+      size: pixels a side of the images, which does not change.
       flip: probability of exchanging left and right.
       quarters: probability of a turn by 0, 90, 180 or 270 degrees, equally likely.
       rotate: angles are uniform in +- rotate.
@@ -115,19 +112,20 @@ def of_masks(
         draws = jax.random.uniform(key, (11,))
         spread = 2 * draws - 1
         turns = jnp.where(draws[1] < quarters, jnp.floor(4 * draws[2]).astype(jnp.int32), 0)
-        move = draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4]
-        places = shown_places(len(image), *move, shift * spread[5:7])
+        moves = draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4]
+        places = _shown_places(len(image), (*moves, shift * spread[5:7]))
         if elastic:
             shape = 2, _GRID, _GRID
             points = jax.random.normal(stream(key, "elastic field"), shape, places.dtype)
             places += elastic * jax.image.resize(len(image) * points, places.shape, "cubic")
-        pixels = change_intensities(
-            image.astype(draws.dtype) / 255,
-            1 + brightness * spread[7],
-            1 + contrast * spread[8],
-            1 + gamma * spread[9],
-        )
-        return as_bytes(move_image(pixels, places)), label | {MASK: move_mask(label[MASK], places)}
+        pixels = image.astype(draws.dtype) / 255
+        pixels = jnp.clip((1 + brightness * spread[7]) * pixels, 0, 1)
+        factor = 1 + contrast * spread[8]
+        pixels = jnp.clip(factor * pixels + (1 - factor) * pixels.mean(), 0, 1)
+        pixels **= 1 + gamma * spread[9]
+        at = partial(map_coordinates, coordinates=list(places), order=1, mode="nearest")
+        moved = jax.vmap(at, -1, -1)(pixels)
+        return as_bytes(moved), label | {MASK: _move_mask(label[MASK], places)}
 
     return _of_batches(of_image, MASK)
 
@@ -143,24 +141,23 @@ def _of_batches(of_image: Callable[..., tuple[jax.Array, Batch]], moves: str) ->
     return LabelAugment(change, moves)
 
 
-def move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+def _move_pixels(image: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """Moves an image f[S, S, C] in [0, 1], bilinear; pixels from outside are grey."""
     size, dtype = image.shape[0], image.dtype
     grey = jnp.asarray(GREY / 255, dtype)
     pixels = jnp.arange(size, dtype=dtype) + 0.5
 
-    def weights(scale: jax.Array, shift: jax.Array) -> jax.Array:
-        """Returns f[size, size]: the weight of each old pixel in each new one."""
-        came_from = ((pixels[:, None] / size - 0.5 - shift) / scale + 0.5) * size
+    def weights(axis: int) -> jax.Array:
+        """Returns f[size, size]: the weights of old pixels in each new one, across or down."""
+        came_from = ((pixels[:, None] / size - 0.5 - shift[axis]) / scale[axis] + 0.5) * size
         return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
 
-    across, down = (weights(scale[i], shift[i]) for i in (0, 1))
     # Grey is subtracted first, so that pixels from outside, whose weights are zero, become grey.
-    return resample(image - grey, down, across) + grey
+    return resample(image - grey, weights(1), weights(0)) + grey
 
 
-def move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> Batch:
-    """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
+def _move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> Batch:
+    """Moves an image's boxes and cuts them at its border; those hardly seen become padding."""
     boxes = label[BOXES]
     corners = boxes.reshape(-1, 2, 2)  # [M, first or last, across or down]
     corners = scale.astype(boxes.dtype) * (corners - 0.5) + 0.5 + shift.astype(boxes.dtype)
@@ -177,7 +174,7 @@ def move_boxes(label: Batch, scale: jax.Array, shift: jax.Array, size: int) -> B
     }
 
 
-def change_colours(
+def _change_colours(
     image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array
 ) -> jax.Array:
     """Shifts hue by `turns` turns, and multiplies HSV's saturation and value, up to 1."""
@@ -189,23 +186,19 @@ def change_colours(
     return shift_hue(image, turns)
 
 
-def shown_places(
-    size: int,
-    mirror: jax.Array,
-    turns: jax.Array,
-    degrees: jax.Array,
-    scale: jax.Array,
-    shift: jax.Array,
-) -> jax.Array:
-    """Returns f[2, size, size], the row and column of the old pixel that each new one shows.
+def _shown_places(size: int, move: Sequence[jax.Array]) -> jax.Array:
+    """Returns f[2, size, size], the row and column of the old pixel that each new one shows."""
+    mirror, turns, degrees, scale, shift = move
 
-    Quarter turns and `degrees` are counterclockwise; `shift` f[2] is down and across, in sides.
-    """
+    def rotation(cosine: jax.Array, sine: jax.Array) -> jax.Array:
+        """Returns f[2, 2], which maps rows and columns back from a counterclockwise turn."""
+        return jnp.stack([jnp.stack([cosine, sine]), jnp.stack([-sine, cosine])])
+
     angle = jnp.deg2rad(degrees)
     # Exact cosines and sines of quarter turns keep pixels on pixels.
     quarters = jnp.array([1, 0, -1, 0, 1], degrees.dtype)
-    turned = _rotation(quarters[turns], quarters[turns + 1] * -1)
-    matrix = turned @ _rotation(jnp.cos(angle), jnp.sin(angle)) / scale
+    turned = rotation(quarters[turns], quarters[turns + 1] * -1)
+    matrix = turned @ rotation(jnp.cos(angle), jnp.sin(angle)) / scale
     matrix = jnp.where(mirror, jnp.array([[1], [-1]], degrees.dtype), 1) * matrix
     middle = (size - 1) / 2
     pixels = jnp.stack(
@@ -216,29 +209,9 @@ def shown_places(
     return (matrix[:, :, None, None] * pixels).sum(1) + middle
 
 
-def _rotation(cosine: jax.Array, sine: jax.Array) -> jax.Array:
-    """Returns f[2, 2], which maps rows and columns back from a counterclockwise turn."""
-    return jnp.stack([jnp.stack([cosine, sine]), jnp.stack([-sine, cosine])])
-
-
-def move_image(image: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns the pixels of f[S, S, C] at `places`, bilinear, with the border repeated outside."""
-    at = partial(map_coordinates, coordinates=list(places), order=1, mode="nearest")
-    return jax.vmap(at, -1, -1)(image)
-
-
-def move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
+def _move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
     """Returns the nearest pixels of u8[S, S] at `places`, unlabelled outside."""
     rows, columns = jnp.floor(places + 0.5).astype(jnp.int32)
     inside = (rows >= 0) & (rows < len(mask)) & (columns >= 0) & (columns < len(mask))
     values = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
     return jnp.where(inside, values, jnp.asarray(UNLABELLED, mask.dtype))
-
-
-def change_intensities(
-    image: jax.Array, brightness: jax.Array, contrast: jax.Array, gamma: jax.Array
-) -> jax.Array:
-    """Applies brightness, contrast about the mean and gamma, in this order, to f[S, S, C]."""
-    image = jnp.clip(brightness * image, 0, 1)
-    image = jnp.clip(contrast * image + (1 - contrast) * image.mean(), 0, 1)
-    return image**gamma
