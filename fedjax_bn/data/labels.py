@@ -51,14 +51,13 @@ def form_of_labels(labels: PyTree) -> dict[str, Any]:
 
 def no_labels(form: Mapping[str, Any], shape: Sequence[int]) -> PyTree:
     """Returns empty labels of one sample of a shape, of the form of `form_of_labels`."""
-    boxes = form.get("boxes")
-    if boxes:
+    if boxes := form.get("boxes"):
         classes = np.full((1, boxes), PADDING, np.int32)
         return {BOXES: np.zeros((1, boxes, 4), np.float32), CLASS: classes}
     if "masks" not in form:
         return np.zeros(1, np.int32)
-    mask, spacing = np.zeros((1, *shape[:2]), np.uint8), np.ones((1, 3), np.float32)
-    empty = {MASK: mask, VOLUME: np.zeros(1, np.int32), SPACING: spacing}
+    empty = {MASK: np.zeros((1, *shape[:2]), np.uint8), VOLUME: np.zeros(1, np.int32)}
+    empty[SPACING] = np.ones((1, 3), np.float32)
     return {name: empty[name] for name in form["masks"]}
 
 

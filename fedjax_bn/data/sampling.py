@@ -20,11 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
-from fedjax_bn.data.labels import as_labels, has_masks, stored
+from fedjax_bn.data.labels import PyTree, as_labels, has_masks, stored
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.inputs import UNLABELLED, as_images, random_key
-
-PyTree = Any
 
 
 class _ClientData(NamedTuple):

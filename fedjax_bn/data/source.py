@@ -54,7 +54,7 @@ def check_source(source: Source) -> Source:
         lengths = [len(array) for array in (pool.images, pool.names, parts, *leaves)]
         if len(set(lengths)) > 1 or not lengths[0] or not np.isin(parts, range(3)).all():
             raise ValueError(
-                f"{place}: images, names, parts and labels {lengths} must be as many, parts 0, 1, 2"
+                f"{place}: images, names, parts, labels {lengths}: give as many, not 0; parts 0..2"
             )
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):

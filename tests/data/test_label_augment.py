@@ -30,9 +30,8 @@ SMOOTH = ((WAVES[:, None] + WAVES[None]) / 2).astype(np.uint8)
 
 def boxes_of(*rows):
     """Rows (class, x1, y1, x2, y2) of one image."""
-    table = np.array(rows, float)
-    boxes, classes = jnp.asarray(table[:, 1:], jnp.float32), jnp.asarray(table[:, 0], jnp.int32)
-    return {BOXES: boxes, CLASS: classes}
+    table = jnp.array(rows, jnp.float32)
+    return {BOXES: table[:, 1:], CLASS: table[:, 0].astype(jnp.int32)}
 
 
 def changed_boxes(image, label, count=COUNT, **strengths):
@@ -74,7 +73,6 @@ def test_pixels_move_as_their_boxes_by_scipys_affine_transform():
         expected = affine(NOISE[0], back, offset, order=1, mode="grid-constant", cval=GREY)
         assert np.abs(image - expected).max() < 0.51
     assert 0 < mirrored < COUNT
-    assert len(np.unique(after["label"][BOXES][:, 0, 1])) == COUNT
 
 
 def test_boxes_that_leave_the_image_become_padding_and_crowds_stay_crowds():

@@ -144,12 +144,6 @@ def test_errors_name_the_configuration_key(options, key):
         make_clients(toy(groups={"noise": ("a", "b")}), **options)
 
 
-def test_two_domains_of_one_name_are_refused():
-    source = toy()
-    with pytest.raises(ValueError, match="'b'"):
-        make_clients(source._replace(pools=(source.pools[0]._replace(name="b"), *source.pools[1:])))
-
-
 def test_a_dataset_without_validation_samples_holds_some_out_where_official_is_said():
     """A fifth of the groups, pairs of samples with one name; who is left out stays whole."""
     divided, _ = make_clients(toy((40, 60, 20)), validation=0.0, test=0.25)

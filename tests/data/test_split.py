@@ -206,10 +206,11 @@ def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is
     [
         (lambda p: p._replace(labels=p.labels[1:]), "'a'.*59"),
         (lambda p: p._replace(parts=np.full(60, 3)), "'a'.*parts"),
+        (lambda p: p._replace(name="b"), "'b'"),
     ],
 )
-def test_check_names_what_is_wrong_with_a_source(spoil, culprit):
+def test_what_is_wrong_with_a_source_is_named(spoil, culprit):
     source = toy()
     assert check_source(source).pools[0].images is source.pools[0].images
     with pytest.raises(ValueError, match=culprit):
-        check_source(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
+        make_clients(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))

@@ -236,8 +236,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
     domains = len(dataset.domains)
     if num_clients and (per_domain > 1 or num_clients < domains):
         raise ValueError(
-            f"data.num_clients={num_clients} must be 0, or at least {domains} without "
-            f"data.clients_per_domain={per_domain}"
+            f"data.num_clients={num_clients} must be at least {domains}, with clients_per_domain=1"
         )
     if not num_clients:
         return [per_domain] * domains

@@ -92,9 +92,8 @@ def decode(
         return orientation_notes((tag for tag, _ in converted), orientation)
 
     form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
-    name = ""
-    if cache is not None:  # hashing reads all files
-        name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
+    digest = "" if cache is None else hash_of_files(files, root, size)  # reads all files
+    name = f"{root.resolve().name or 'images'}-{size}{form}-{digest}"
     return cached_array(cache, name, (len(files), size, size, 3), make)
 
 
