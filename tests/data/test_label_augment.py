@@ -184,13 +184,16 @@ def test_a_turn_is_scipys_affine_transform():
     def law(*move):
         return affine(SMOOTH, *back(*move), order=1, mode="nearest")
 
+    start, limits, moves = (0, 1, 0, 0), (40, 0.3, 0.1, 0.1), []
     for k in range(3):
-        move = assert_law(law, (0, 1, 0, 0), np.asarray(after["image"])[k], (40, 0.3, 0.1, 0.1))
+        move = assert_law(law, start, np.asarray(after["image"])[k], limits)
+        moves.append(move)
         nearest = affine_transform(
             masks[k], *back(*move), order=0, mode="grid-constant", cval=UNLABELLED
         )
         # The fit is rounded, so that a few pixels near a border take the next one.
         assert (np.asarray(after["label"][MASK])[k] == nearest).mean() > 0.98
+    assert (np.ptp(moves, axis=0) > 0.2 * np.array(limits)).all()
 
 
 def test_a_sample_changes_in_the_same_way_in_a_smaller_batch():
