@@ -225,10 +225,7 @@ def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array) -> jax.Array:
 
 
 def _by_distances(
-    within_x: jax.Array,
-    within_y: jax.Array,
-    between: jax.Array,
-    valid: jax.Array,
+    within_x: jax.Array, within_y: jax.Array, between: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
     shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)

@@ -19,9 +19,7 @@ from fedjax_bn.state import Received
 
 @bounded
 def fednova(
-    model: Any,
-    optimizer: optax.GradientTransformation,
-    **options: Unpack[OptionsButServer],
+    model: Any, optimizer: optax.GradientTransformation, **options: Unpack[OptionsButServer]
 ) -> FederatedMethod:
     r"""The server divides each client's change by the number of its effective steps.
 

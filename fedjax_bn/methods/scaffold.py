@@ -20,9 +20,7 @@ from fedjax_bn.state import Received
 
 @bounded
 def scaffold(
-    model: Any,
-    optimizer: optax.GradientTransformation,
-    **options: Unpack[OptionsButServer],
+    model: Any, optimizer: optax.GradientTransformation, **options: Unpack[OptionsButServer]
 ) -> FederatedMethod:
     r"""Control variates correct every local gradient; clients re-estimate theirs (option II).
 

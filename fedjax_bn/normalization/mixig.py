@@ -22,13 +22,7 @@ from fedjax_bn.normalization.instance import (
     instance_moments,
     moments_of_all,
 )
-from fedjax_bn.normalization.layer import (
-    Layer,
-    Statistics,
-    StatisticsRule,
-    is_spatial,
-    moments,
-)
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial, moments
 
 # draw(key, shape, dtype) -> u of this shape
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
