@@ -203,9 +203,8 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     layers = norm_paths(variables)
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
-        raise ValueError(
-            f"{method} learns norms, and {network_name(model)} has none: use running, shot or t3a"
-        )
+        name = network_name(model)
+        raise ValueError(f"{method} learns norms, and {name} has none: use running, shot or t3a")
     return learned
 
 

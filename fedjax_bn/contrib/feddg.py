@@ -91,10 +91,8 @@ def feddg(
       ValueError: `spectra` is not set, or the model has no such map for the contrast.
     """
     if not spectra:
-        raise ValueError(
-            "feddg sends amplitudes of every client's images to all others: set their number "
-            "(feddg.spectra=8), or use another method"
-        )
+        sends = "feddg sends amplitudes of every client's images to all others"
+        raise ValueError(f"{sends}: set their number (feddg.spectra=8), or use another method")
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
     objective = _episodic_objective(
@@ -135,11 +133,8 @@ def _episodic_objective(
     task = learned.task
     taps = tuple(getattr(learned.model, "taps", ())) if boundary and task.segments else ()
     if boundary and task.segments and len(taps) != 1:
-        raise ValueError(
-            "feddg contrasts the map that the last layer reads, which "
-            f"{network_name(learned.model)} does not name: use UNet, give the model taps, "
-            "{path of the module: channels}, or set feddg.boundary=0"
-        )
+        name, remedy = network_name(learned.model), "use UNet, or set feddg.boundary=0"
+        raise ValueError(f"feddg contrasts the map in a model's taps, which {name} lacks: {remedy}")
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)

@@ -67,10 +67,8 @@ def harmofl(  # type: ignore[misc] # its own default
       ValueError: `privacy` is given.
     """
     if options.get("privacy") is not None:
-        raise ValueError(
-            "privacy cannot be used with harmofl, whose mean amplitude the noise of every round "
-            "would move: choose another method, such as fedbn or fedprox"
-        )
+        # The noise of every round would move the mean amplitude.
+        raise ValueError("privacy cannot be used with harmofl: choose another method, as fedbn")
     load = options.get("load")
     learned, federate_options = learning(model, **options)
 

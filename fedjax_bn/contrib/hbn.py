@@ -64,10 +64,8 @@ def hbn(
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("hbn", variables)
         if frozen and any(jax.tree.leaves(frozen(variables)[STATISTICS])):
-            raise ValueError(
-                "hbn moves all running statistics, but frozen freezes some: leave them out, as in "
-                "sharing.at('layer1', statistics=False)"
-            )
+            remedy = "leave them out, as in sharing.at('layer1', statistics=False)"
+            raise ValueError(f"hbn moves running statistics, but frozen freezes some: {remedy}")
         gate_free = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
         params = jax.tree_util.tree_map_with_path(

@@ -92,9 +92,7 @@ def distant_orders(count: int) -> np.ndarray:
 def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with tile `tiles[b, i]` i32[B, 9] at place i, row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
-        raise ValueError(
-            f"jigen shuffles the tiles of images f[B, H, W, C] of at least 3x3, not {images.shape}"
-        )
+        raise ValueError(f"jigen needs images f[B, H, W, C] of at least 3x3, not {images.shape}")
     high, wide = (side // _TILES for side in images.shape[1:3])
 
     # Each image has its own order; pixels after the last whole tile stay.

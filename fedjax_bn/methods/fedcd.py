@@ -87,9 +87,7 @@ def fedcd(  # type: ignore[misc] # its own default
     """
     masked = names_in(names) if isinstance(names, str) else tuple(names)
     if not masked or "" in masked or len(set(masked)) < len(masked):
-        raise ValueError(
-            f"fedcd: names={names!r} must name something to mask, each once, such as 'features'"
-        )
+        raise ValueError(f"fedcd: names={names!r} must name modules to mask, each once")
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):

@@ -184,10 +184,8 @@ def method_of(
 def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
     """Returns the variables of a method that needs batch norm; ValueError if they have none."""
     if not batch_norm_paths(variables):
-        raise ValueError(
-            f"{method} needs batch norm, but the model has no batch norm: build it with "
-            f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"
-        )
+        problem = f"{method} needs batch norm, but the model has no batch norm"
+        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
     return variables
 
 

@@ -62,10 +62,8 @@ def with_adapter(
     """
     layers = spatial_layers(model, variables, images)
     if not layers:
-        raise ValueError(
-            f"{network_name(model)} has no batch norm with spatial axes for images "
-            f"{tuple(images.shape)}: train without the adapter"
-        )
+        name, shape = network_name(model), tuple(images.shape)
+        raise ValueError(f"{name} has no spatial batch norm for images {shape}: leave adapter out")
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     return {**variables, COLLECTION: init(key, layers, dtype)}
 
@@ -96,11 +94,8 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         if not is_spatial(x):
             return running_statistics(layer, x)
         if layer.name not in adapter:
-            raise ValueError(
-                f"batch norm {layer.name!r} has no zero-shot adapter, only "
-                f"{', '.join(sorted(adapter)) or 'no layer'}: train with fediga, or make one with "
-                "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
-            )
+            remedy = "train with fediga, or with_adapter for this model and image size"
+            raise ValueError(f"batch norm {layer.name!r} has no zero-shot adapter: {remedy}")
         instance, received = deviations(layer, x)
         distances = [own - running for own, running in zip(instance, received, strict=True)]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(distances, axis=-1))

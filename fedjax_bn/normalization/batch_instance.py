@@ -29,10 +29,8 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
     if not is_spatial(x):
         return statistics_of(None, layer, x, valid)
     if layer.gate is None:
-        raise ValueError(
-            f"batch norm {layer.name!r} has no gate: make the variables with "
-            "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
-        )
+        remedy = "train with fedig:gates=True or copa, or add batch_instance.with_gates"
+        raise ValueError(f"batch norm {layer.name!r} has no gate: {remedy}")
     own_mean, own_var = instance_moments(x, layer.columns)
     plain = Statistics(layer.mean, layer.var)
     if layer.training:

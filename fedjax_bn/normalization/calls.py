@@ -150,11 +150,9 @@ def normalize_with(
     def hand_over(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.normalize:
             return call.normalize(function, args, kwargs, statistics, valid)
-        raise ValueError(
-            f"no statistics rule reaches the running statistics of the module "
-            f"{'/'.join(call.path) or 'at the root'!r}: use {SERVED} there, or a method and an "
-            "adaptation without a rule, such as fedbn and running"
-        )
+        name = "/".join(call.path) or "at the root"
+        remedy = f"use {SERVED}, or fedbn and running"
+        raise ValueError(f"no rule reaches the running statistics of {name!r}: {remedy}")
 
     return intercepting(hand_over, concerns, reads_outputs=False)
 

@@ -70,10 +70,8 @@ def detection_loss(
     recipe = recipe or Recipe()
     anchor_counts = [raw.shape[3] for raw in outputs]
     if anchor_counts != [len(level) for level in anchors.sizes]:
-        raise ValueError(
-            f"the detector's levels have {anchor_counts} anchors a cell, but the task's are "
-            f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
-        )
+        problem = f"levels have {anchor_counts} anchors a cell, but the task's are {anchors.sizes}"
+        raise ValueError(f"{problem}: make the task by detection(model.anchors)")
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)

@@ -170,10 +170,8 @@ def detection(
     numbers = [number for level in sizes for size in level for number in size]
     counts = {len(level) for level in sizes}
     if len(sizes) != len(strides) or len(counts) != 1 or min(*numbers, *strides, 1) <= 0:
-        raise ValueError(
-            f"anchors have the sizes {sizes} and strides {strides}: give each level one stride and "
-            "all the same number of sizes, above 0"
-        )
+        remedy = "give each level a stride and equally many sizes, above 0"
+        raise ValueError(f"anchors have the sizes {sizes} and strides {strides}: {remedy}")
     thresholds = _SCORES[score]
 
     def loss(outputs: Outputs, label: Any, valid: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ def surface_distances(
       ValueError: a mask is empty.
     """
     if not (mask_a.any() and mask_b.any()):
-        raise ValueError("a mask is empty, so that it has no surface: give two that are not")
+        raise ValueError("a mask is empty: give two that have a surface")
     # Outside the box around both masks there is no surface, so the transform leaves it out.
     inside = scipy.ndimage.find_objects((mask_a | mask_b).astype(np.uint8))[0]
     surfaces = [
