@@ -231,10 +231,10 @@ def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]
 def ensemble(model: Any) -> Adaptation:
     """Predicts the log of the mean over clients of softmax(logits with the client's batch norms).
 
-    DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
-    client, and the received model otherwise. The tested client needs the batch norms of every
-    client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
-    of each pixel; one logit becomes the two log probabilities of background and foreground.
+    DSON (Seo et al., ECCV 2020). Each of K passes uses the batch norms of one client, which the
+    tested client needs (see `with_clients`; FedIG calls it a threat to privacy), and the received
+    model otherwise. In segmentation the mean is of each pixel; one logit becomes the two log
+    probabilities of background and foreground.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:

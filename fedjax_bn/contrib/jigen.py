@@ -96,12 +96,11 @@ def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:
     high, wide = (side // _TILES for side in images.shape[1:3])
 
     # Each image has its own order; pixels after the last whole tile stay.
-    def one(image: jax.Array, tiles: jax.Array) -> jax.Array:
+    def shuffled(image: jax.Array, tiles: jax.Array) -> jax.Array:
         inner = image[: _TILES * high, : _TILES * wide]
         cut = inner.reshape(_TILES, high, _TILES, wide, -1).swapaxes(1, 2)
         moved = cut.reshape(_TILES**2, high, wide, -1)[tiles].reshape(cut.shape)
-        return image.at[: inner.shape[0], : inner.shape[1]].set(
-            moved.swapaxes(1, 2).reshape(inner.shape)
-        )
+        moved = moved.swapaxes(1, 2).reshape(inner.shape)
+        return image.at[: inner.shape[0], : inner.shape[1]].set(moved)
 
-    return jax.vmap(one)(images, tiles)
+    return jax.vmap(shuffled)(images, tiles)

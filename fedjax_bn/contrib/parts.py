@@ -54,10 +54,7 @@ def stages_of(
     In names such as "norm1,layer1", "layer1" means the last module with that name or with a name
     that begins with "layer1_". "" means the first tuple of `ends` that the model has, or all batch
     norms if it has none of them. By default these are the ends of the stages layer1 to layer3 of a
-    residual network, and the convolutions of a DenseNet's transitions.
-
-    Raises:
-      ValueError: there is no such module, or no batch norm to choose.
+    residual network, and the convolutions of a DenseNet's transitions. ValueError if there is none.
     """
     norms = _channels(variables.get(STATISTICS, {}), ("mean",))
     layers = _channels(variables["params"], ("kernel", "scale", "bias"))
@@ -84,8 +81,8 @@ def stages_of(
         candidates.append(list(norms))
     places = next((paths for paths in candidates if None not in paths), None)
     if not places:
-        modules = ", ".join(channels)
-        raise ValueError(f"{method}: names={names!r} finds no modules: name some of {modules}")
+        problem = f"{method}: {names=} finds no module, nor a batch norm"
+        raise ValueError(f"{problem}: name some of {', '.join(channels)}")
     return {place: channels[place] for place in places if place is not None}
 
 

@@ -40,11 +40,9 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
         width = max(channels // _REDUCTION, 1)
+        drawn = kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype)
         adapter[name] = {
-            "hidden": {
-                "kernel": kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype),
-                "bias": jnp.zeros(width, dtype),
-            },
+            "hidden": {"kernel": drawn, "bias": jnp.zeros(width, dtype)},
             "out": {"kernel": jnp.zeros((width, 2), dtype), "bias": jnp.asarray(_START, dtype)},
         }
     return adapter
@@ -55,10 +53,8 @@ def with_adapter(
 ) -> dict[str, Any]:
     """Adds the collection `adapter`, with an adapter for every spatial batch norm.
 
-    Only the shape of the images f[B, ...] counts.
-
-    Raises:
-      ValueError: the model has no batch norm with spatial axes.
+    Of the images f[B, ...] only the shape counts. A model without such batch norms raises
+    ValueError.
     """
     layers = spatial_layers(model, variables, images)
     if not layers:

@@ -21,10 +21,7 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
     x_B is normalized by the batch's statistics in a pass that may move `batch_stats`, and by the
     running ones in any other pass; x_I is normalized by the sample's own. The sum is computed as
     one normalization, with deviation 1 / (rho / std_B + (1 - rho) / std_I). A layer without spatial
-    axes is a plain batch norm.
-
-    Raises:
-      ValueError: the variables have no gates (see `with_gates`).
+    axes is a plain batch norm, one without a gate (`with_gates`) raises ValueError.
     """
     if not is_spatial(x):
         return statistics_of(None, layer, x, valid)

@@ -170,10 +170,8 @@ def flax_batch_norm(
 ) -> tuple[jax.Array, Statistics]:
     """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
 
-    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call.
-
-    Raises:
-      ValueError: the batch norm has an option that statistics rules do not handle.
+    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call. An
+    option that statistics rules do not handle raises ValueError.
     """
     options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
     x = options["x"]
