@@ -79,8 +79,8 @@ def fedrdn(
         start=start,
         **federate_options,
     )
-    shown = "the mean and deviation of each channel of its images to the server and all clients"
-    return method._replace(notes=(f"fedrdn: each client sends {shown}",))
+    shown = "the mean and deviation of each channel of its images"
+    return method._replace(notes=(f"fedrdn: each client sends the server and all others {shown}",))
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:

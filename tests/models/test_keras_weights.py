@@ -47,25 +47,24 @@ def arrays_of_keras():
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def write(folder, arrays, cut=300):
-    """Writes the arrays as shards of `cut` bytes and a manifest."""
+def write(folder, arrays):
+    """Writes the arrays as shards of 300 bytes and a manifest."""
     joined = b"".join(array.tobytes() for array in arrays.values())
-    paths = [f"group1-shard{i}.bin" for i in range(-(-len(joined) // cut))]
+    paths = [f"group1-shard{i}.bin" for i in range(-(-len(joined) // 300))]
     for i, path in enumerate(paths):
-        (folder / path).write_bytes(joined[i * cut : (i + 1) * cut])
+        (folder / path).write_bytes(joined[300 * i : 300 * (i + 1)])
     weights = [{"name": name, "shape": array.shape} for name, array in arrays.items()]
     manifest = {"weightsManifest": [{"paths": paths, "weights": weights}]}
     (folder / "model.json").write_text(json.dumps(manifest))
     return folder
 
 
-def converted(folder):
+def converted(folder, monkeypatch):
     """The file that the converter makes of a folder, as a user runs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["keras_resnet", str(folder), str(folder / "made.safetensors")])
-        path = runs.ROOT / "launch" / "convert" / "keras_resnet.py"
-        runpy.run_path(str(path), run_name="__main__")
-    return folder / "made.safetensors"
+    target = folder / "made.safetensors"
+    monkeypatch.setattr(sys, "argv", ["keras_resnet", str(folder), str(target)])
+    runpy.run_path(str(runs.ROOT / "launch/convert/keras_resnet.py"), run_name="__main__")
+    return target
 
 
 def logits_of_keras(arrays, images):
@@ -99,14 +98,14 @@ def logits_of_keras(arrays, images):
 
 
 @pytest.mark.usefixtures("x64")
-def test_logits_are_those_of_kerass_form(tmp_path):
+def test_logits_are_those_of_kerass_form(tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     arrays = arrays_of_keras()
     images = np.random.default_rng(1).integers(0, 256, (2, 32, 40, 3))
     ours = jnp.asarray((images / 255 - MEAN) / STD)
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0), ours.astype(jnp.float32))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), shapes)
-    path = converted(write(tmp_path, arrays))
+    path = converted(write(tmp_path, arrays), monkeypatch)
     variables, notes = pretrained.load_pretrained(path, MODEL, shapes)
     assert len(notes) == 1
     logits, expected = jax.jit(MODEL.apply)(variables, ours), logits_of_keras(arrays, images)

@@ -19,11 +19,7 @@ SMALL = {
         lambda t: t.DigitCNN(hidden=(32, 16), width=16),
         (28, 28, 3),
     ),
-    "alexnet": (
-        models.AlexNet(hidden=(32, 16)),
-        lambda t: t.AlexNet(hidden=(32, 16)),
-        (67, 71, 3),
-    ),
+    "alexnet": (models.AlexNet(hidden=(32, 16)), lambda t: t.AlexNet(hidden=(32, 16)), (67, 71, 3)),
     "resnet_basic": (
         models.ResNet18(7, stage_sizes=(1, 2), width=8),
         lambda t: t.ResNet(t.BasicBlock, (1, 2), 8, 7),

@@ -71,7 +71,7 @@ def surface_scores(
     Args:
       predicted: u8[N, H, W].
       label: {"mask": u8[N, H, W]}, and "volume": i32[N] and "spacing": f32[N, 3] if known.
-      classes, nested: as in `overlap.overlaps`.
+      classes, nested: as in `engine.segmentation.overlaps`.
       volumes: the samples of each; `volumes_of(label)` by default.
     """
     mask, spacing = label["mask"], label.get("spacing")
