@@ -72,8 +72,11 @@ def apfl(
 
 def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:
     """Returns the variables with a new alpha and v, and the own model's parameters mixed."""
+
     # Each share has its leaf's dtype, so that half precision stays.
-    mix = lambda v, w: alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w  # noqa: E731
+    def mix(v: jax.Array, w: jax.Array) -> jax.Array:
+        return alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w
+
     params = jax.tree.map(mix, local["params"], variables["params"])
     return with_model(variables, {**model, "params": params}, alpha=alpha, local=local)
 
@@ -107,8 +110,11 @@ def _personal_step(
         gradients, (loss, moved) = gradient(mixture, batch, received, key)
         # alpha moves in the first step alone, before which w is the received model.
         w = join(received.shared, received.personal)["params"]
+
         # dF(mixture)/dalpha, leaf by leaf.
-        slope = lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype)  # noqa: E731
+        def slope(g: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.vdot(g, v - w).astype(alpha.dtype)
+
         slopes = jax.tree.map(slope, gradients["params"], personal["local"]["params"], w)
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
         new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)

@@ -65,7 +65,10 @@ def copa(
         client_logits = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
             client_logits += received.server["bias"][:, None]
-        loss_of = lambda logits: learned.task.loss(logits, batch["label"], valid)  # noqa: E731
+
+        def loss_of(logits: jax.Array) -> jax.Array:
+            return learned.task.loss(logits, batch["label"], valid)
+
         losses = jax.vmap(loss_of)(client_logits)
         # The own classifier is applied too and masked, so that all clients share one program.
         is_other = jnp.arange(len(losses), dtype=jnp.int32) != received.client
@@ -109,7 +112,10 @@ def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
     # A shared classifier would be a mean, which differs from the classifiers in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *classifier_path("copa", model, variables))
-        is_shared = lambda leaf, shared: shared and path_names(leaf)[:-1] != path  # noqa: E731
+
+        def is_shared(leaf: Any, shared: bool) -> bool:
+            return shared and path_names(leaf)[:-1] != path
+
         return jax.tree.map_with_path(is_shared, share(variables))
 
     return rule

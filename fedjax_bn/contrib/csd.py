@@ -57,7 +57,10 @@ def csd(
         # c from N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
         keys = jax.random.split(stream(key, "decomposed head"), 4)
-        draw = lambda i, *shape: jax.random.normal(keys[i], shape, sizes.dtype)  # noqa: E731
+
+        def draw(i: int, *shape: int) -> jax.Array:
+            return jax.random.normal(keys[i], shape, sizes.dtype)
+
         layers = {
             "kernel": 0.1 * draw(0, directions, sizes.features, sizes.classes),
             "bias": 0.1 * draw(1, directions, sizes.classes),

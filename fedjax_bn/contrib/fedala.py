@@ -98,7 +98,10 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
         personal = variables[OWN]
         # The gradient of W is that at the weighed parameters times w - w_k.
         slopes, loss = jax.grad(value, has_aux=True)(personal["weights"])
-        moved = lambda weight, slope: jnp.clip(weight - rate * slope, 0, 1)  # noqa: E731
+
+        def moved(weight: jax.Array, slope: jax.Array) -> jax.Array:
+            return jnp.clip(weight - rate * slope, 0, 1)
+
         weights = jax.tree.map(moved, personal["weights"], slopes)
         return {**variables, OWN: {**personal, "weights": weights}}, state, loss
 

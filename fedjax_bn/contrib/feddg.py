@@ -154,7 +154,10 @@ def _episodic_objective(
         # First order: the outer loss sees the inner step as a constant shift.
         if order == 1:
             gradients = jax.lax.stop_gradient(gradients)
-        descend = lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip)  # noqa: E731
+
+        def descend(w: jax.Array, g: jax.Array) -> jax.Array:
+            return w - inner_rate * jnp.clip(g, -clip, clip)
+
         inner = jax.tree.map(descend, params, gradients)
         outer, (_, other_maps) = loss_of(inner, restyled)
         value = loss + outer

@@ -97,7 +97,10 @@ def fedfa(
             redrawn_map, measured = redraw_map(keys[1], x, batch["valid"], received.server[name])
             # A batch that is not redrawn moves no average.
             past = jnp.where(acts, momentum, 1)
-            move = lambda old, new: (past * old + (1 - past) * new).astype(old.dtype)  # noqa: E731
+
+            def move(old: jax.Array, new: jax.Array) -> jax.Array:
+                return (past * old + (1 - past) * new).astype(old.dtype)
+
             seen[name] = jax.tree.map(move, tracked[name], measured)
             return jnp.where(acts, redrawn_map, x)
 

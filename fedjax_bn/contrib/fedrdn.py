@@ -88,7 +88,10 @@ def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     is_measured = tree["count"] > 0
     image_statistics = _statistics_of(images, tree["mean"])
     measured = tree["mean"], tree["std"]
-    choose = lambda leaf, x: jnp.where(is_measured, leaf, x.astype(leaf.dtype))  # noqa: E731
+
+    def choose(leaf: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(is_measured, leaf, x.astype(leaf.dtype))
+
     return Hooked(_normalize(images, *map(choose, measured, image_statistics)))
 
 

@@ -144,7 +144,10 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         share = aggregate.share
-        add = lambda total, d: total + (d * share.astype(d.dtype)).astype(total.dtype)  # noqa: E731
+
+        def add(total: jax.Array, d: jax.Array) -> jax.Array:
+            return total + (d * share.astype(d.dtype)).astype(total.dtype)
+
         means = jax.tree.map(add, state.sent, aggregate.message)
         # The method's own step comes first, because it averages the collection like any leaf; its
         # result is then replaced.

@@ -66,8 +66,11 @@ def hbn(
             remedy = "leave them out, as in sharing.at('layer1', statistics=False)"
             raise ValueError(f"hbn moves running statistics, but frozen freezes some: {remedy}")
         existing = {path for path, _ in jax.tree.leaves_with_path(variables["params"])}
+
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
-        start_at_0 = lambda path, leaf: leaf if path in existing else jnp.zeros_like(leaf)  # noqa: E731
+        def start_at_0(path: Any, leaf: jax.Array) -> jax.Array:
+            return leaf if path in existing else jnp.zeros_like(leaf)
+
         params = jax.tree.map_with_path(start_at_0, with_gates(variables)["params"])
         return {**variables, "params": params}
 
@@ -156,5 +159,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 
 
 def _keeping_shares(share: SharingRule) -> SharingRule:
-    is_shared = lambda path, shared: shared and path[-1].key != GATE  # noqa: E731
+    def is_shared(path: Any, shared: bool) -> bool:
+        return shared and path[-1].key != GATE
+
     return lambda variables: jax.tree.map_with_path(is_shared, share(variables))

@@ -81,8 +81,13 @@ def distant_orders(count: int) -> np.ndarray:
     including the identity, of the field of nine elements u + v sqrt(-1), u and v modulo 3.
     """
     field = [(u, v) for u in range(3) for v in range(3)]
-    times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])  # noqa: E731
-    number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
+
+    def times(x: Any, y: Any) -> tuple[int, int]:
+        return (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])
+
+    def number(x: Any, y: Any) -> int:
+        return (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3
+
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
     # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
     maps.sort(key=lambda order: order != list(range(9)))  # stable: the identity comes first

@@ -8,7 +8,8 @@ raises ValueError when the method is built.
 """
 
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_bn.methods.fedavg import fedavg, fedbn, silobn, singleset
+from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.fedbn import fedbn, silobn, singleset
 from fedjax_bn.methods.fedcd import fedcd
 from fedjax_bn.methods.feddc import feddc
 from fedjax_bn.methods.fedig import fedig, fediga

@@ -150,6 +150,7 @@ def _server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
     r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$."""
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
+        del personal
         return ServerState(kept=optimizer.init(shared["params"]))
 
     def update(

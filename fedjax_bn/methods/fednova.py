@@ -75,7 +75,10 @@ def _normalized_averaging() -> ServerUpdate:
     ) -> tuple[PyTree, ServerState]:
         # The messages a_k are weighted like the models, so their sum is tau_eff.
         effective = for_each(aggregate.message, shared["params"])
-        step = lambda x, d, tau: x + tau.astype(x.dtype) * d  # noqa: E731
+
+        def step(x: jax.Array, d: jax.Array, tau: jax.Array) -> jax.Array:
+            return x + tau.astype(x.dtype) * d
+
         params = jax.tree.map(step, shared["params"], aggregate.mean["params"], effective)
         return {**aggregate.mean, "params": params}, state
 

@@ -49,7 +49,9 @@ class _LowRank(Wrapped):
             x, a, b = nn.dtypes.promote_dtype(x, a, b)
             return y + (x @ a @ b).astype(y.dtype)
 
-        has_factors = lambda call: call.is_dense and call.path in factors  # noqa: E731
+        def has_factors(call: Any) -> bool:
+            return call.is_dense and call.path in factors
+
         with intercepting(added, has_factors, reads_outputs=False):
             return self.network.apply(plain, images, **options)
 

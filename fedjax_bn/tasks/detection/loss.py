@@ -133,16 +133,22 @@ def _of_level(
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
+
     # `_match_anchors` clips places to the map, so XLA need not check each index.
-    read = lambda row, index: row.at[index].get(mode="promise_in_bounds")  # noqa: E731
+    def read(row: jax.Array, index: jax.Array) -> jax.Array:
+        return row.at[index].get(mode="promise_in_bounds")
+
     predicted = jax.vmap(read)(flat, place).reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
     overlap = _complete_iou(decode_offsets(predicted[..., :4], anchors), boxes[..., None, :])
     count = jnp.maximum(mask.sum(), 1).astype(raw.dtype)
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
     goal = jnp.where(mask, jax.lax.stop_gradient(overlap), 0).reshape(place.shape)
+
     # `max`, because `set` would keep an arbitrary one of several boxes at the same place.
-    write = lambda row, index, value: row.at[index].max(value, mode="promise_in_bounds")  # noqa: E731
+    def write(row: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
+        return row.at[index].max(value, mode="promise_in_bounds")
+
     target = jax.vmap(write)(jnp.zeros(flat.shape[:2], raw.dtype), place, goal)
     cost = optax.sigmoid_binary_cross_entropy(flat[..., 4], target).mean(1)
     images = jnp.maximum(valid.sum(), 1).astype(raw.dtype)
