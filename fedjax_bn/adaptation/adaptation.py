@@ -149,8 +149,8 @@ def tsmobn(
     """
 
     def init(variables: Variables) -> _Tracked:
-        _require_batch_norm("tsmobn", variables)
-        return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
+        # Without any, the first pass names the model and says what to do.
+        return _Tracked(variables.get(STATISTICS, {}), jnp.zeros((), bool))
 
     def predict(
         variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
@@ -199,7 +199,8 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
     initial_values = {"scale": 1, "bias": 0}
 
     def plain(variables: Variables) -> Variables:
-        layers = _require_batch_norm("without_affine", variables)
+        if not (layers := batch_norm_paths(variables)):
+            raise ValueError("affine=False needs batch norms, but the model has none: use running")
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
@@ -209,13 +210,6 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
         return {**variables, "params": jax.tree.map_with_path(reset, variables["params"])}
 
     return _of_changed(adaptation, plain)
-
-
-def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the model's batch norms; raises ValueError if there are none."""
-    if paths := batch_norm_paths(variables):
-        return paths
-    raise ValueError(f"{name} needs batch norms, but the model has none: use running")
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
@@ -237,18 +231,16 @@ def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]
 def ensemble(model: Any) -> Adaptation:
     """Predicts the log of the mean over clients of softmax(logits with the client's batch norms).
 
-    DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
-    client, and the received model otherwise. The tested client needs the batch norms of every
-    client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
-    of each pixel; one logit becomes the two log probabilities of background and foreground.
+    DSON (Seo et al., ECCV 2020). Each of K passes uses the batch norms of one client, which the
+    tested client needs (see `with_clients`; FedIG calls it a threat to privacy), and the received
+    model otherwise. In segmentation the mean is of each pixel; one logit becomes the two log
+    probabilities of background and foreground.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
         if _CLIENTS not in variables:
-            raise ValueError(
-                f"ensemble needs the collection {_CLIENTS!r}: make the variables with "
-                "adaptation.with_clients(global_variables(state), client_variables(state))"
-            )
+            remedy = "with_clients(global_variables(state), client_variables(state))"
+            raise ValueError(f"ensemble needs the collection {_CLIENTS!r}: adaptation.{remedy}")
         clients = variables[_CLIENTS]
         received = {name: variables[name] for name in clients}
 
@@ -269,10 +261,8 @@ def ensemble(model: Any) -> Adaptation:
 def _class_logits(model: Any, outputs: Any) -> jax.Array:
     """The logits f[B, C] or f[B, H, W, C] of classes."""
     if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
-        raise ValueError(
-            f"this adaptation reads probabilities of classes, but {network_name(model)} has other "
-            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
-        )
+        problem = f"{network_name(model)} gives no logits f[B, classes] or f[B, H, W, classes]"
+        raise ValueError(f"{problem}, which this adaptation reads: use running or tsmobn")
     return outputs if outputs.ndim == 2 else as_classes(outputs)
 
 

@@ -42,16 +42,15 @@ class Choice(NamedTuple):
 def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
-    Keys are the adaptation's own arguments, such as `momentum` of tsmobn or `rate` of tent. Every
-    adaptation also takes `batch_size`, `order`, `affine` (False: scale 1, bias 0) and `mask`
-    (False: without the masks that a method such as FedCD has trained). A user's own adaptation is
+    Keys are the adaptation's own arguments, such as `momentum` of tsmobn. Every adaptation also
+    takes `batch_size`, `order`, `affine` (False: scale 1, bias 0) and `mask` (False: without the
+    masks that a method such as FedCD has trained). A user's own adaptation is
     `package.module:function`, a function `(model, *, ...) -> Adaptation`.
 
-    `order`, 0 by default, is the seed of the random order in which `evaluate`, `predict` and a
-    predictor pass a client's samples. -1 keeps the order of storage, by path or index, which is
-    often by class: batches of one class mislead adaptations that use statistics of batches.
-    `batch_size` counts if the text has none. An unknown name or key, or a value of a wrong type,
-    raises ValueError.
+    `order`, 0 by default, is the seed of the random order in which a client's samples pass. -1
+    keeps the order of storage, which is often by class: batches of one class mislead adaptations
+    that use statistics of batches. `batch_size` counts if the text has none. An unknown name or
+    key, or a value of a wrong type, raises ValueError.
     """
     named = f"adaptation {brief(choice)}"
     make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)
@@ -68,12 +67,9 @@ def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
 
 
 def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
-    """Finds choices that differ in one argument alone, such as the momentum of tsmobn.
+    """Returns (name, key) -> value -> text of choices that differ in one argument alone.
 
     A group needs at least three values, except `affine`, which needs two: with and without.
-
-    Returns:
-      (name, key) -> value -> text.
     """
     groups: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
     for choice in texts:

@@ -101,8 +101,8 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
 
     The mean becomes mean + psi(mean_i - mean; k s_mean), and likewise the variance (Section 3.1).
     psi is soft shrinkage; s_mean = sqrt(var / n) and s_var = var sqrt(2 / (n - 1)) are the standard
-    errors of a sample's mean and unbiased variance over its n positions. A layer without spatial
-    axes, or with one position, uses the running statistics.
+    errors of a sample's mean and unbiased variance over its n positions. A layer with one position
+    uses the running statistics.
 
     Args:
       strength: k, the number of standard errors that a deviation must exceed; at least 0.
@@ -140,9 +140,8 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Differs
-    from the paper: the running statistics do not move with the stream, so that samples are
-    independent, as FedIG's Table 3c needs.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Unlike
+    in the paper these do not move with the stream, so that samples are independent (Table 3c).
 
     Args:
       weight: m, weight of the sample's own statistics, in [0, 1].
@@ -213,8 +212,8 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     normalized sum of the normalized supports, its logit z . centre. Without a sample the centres
     are the normalized columns of the kernel, without bias. Running statistics; no gradient.
 
-    Differs from the authors' code (matsuolab/T3A), where a column supports the class that the
-    classifier assigns to it, so that a class can be without support.
+    In the authors' code (matsuolab/T3A) a column supports the class that the classifier assigns to
+    it, so that a class can be without support.
 
     Args:
       supports: M; the carry takes M times the memory of the classifier's kernel.

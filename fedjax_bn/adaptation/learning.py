@@ -203,9 +203,8 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     layers = norm_paths(variables)
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
-        raise ValueError(
-            f"{method} learns norms, and {network_name(model)} has none: use running, shot or t3a"
-        )
+        name = network_name(model)
+        raise ValueError(f"{method} learns norms, and {name} has none: use running, shot or t3a")
     return learned
 
 
@@ -249,10 +248,8 @@ def atp(
 
     Every batch's h is taken at the received model. The model moves along the mean of h over the
     stream so far, each batch weighted by its valid samples (ATP-online). With the carry of `init`
-    for every batch it moves along the batch's own h (ATP-batch).
-
-    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the plain
-    mean of the moved models, whose variances are clipped at 0 one by one.
+    for every batch it moves along the batch's own h (ATP-batch). The authors' code (baowenxuan/ATP)
+    takes the plain mean of the moved models, whose variances are clipped at 0 one by one.
 
     Args:
       rates: a number f[] for each leaf, as from `learn_rates`; None for the other two arguments.
@@ -304,8 +301,7 @@ def learn_rates(
     In a round each client starts from the rates of the last round and takes one step for each of
     its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
     server takes the mean over the clients. The rates start at 0 and may become negative; the model
-    never moves. Unlike in the authors' code, a variance that is clipped at 0 gives its rate no
-    derivative.
+    never moves. Unlike in the authors' code, a variance clipped at 0 gives its rate no derivative.
 
     Args:
       variables: the received model, as from `federation.global_variables`.

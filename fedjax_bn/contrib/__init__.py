@@ -3,7 +3,7 @@
 Each function returns a `federation.FederatedMethod`, as those of `fedjax_bn.methods` do, and takes
 a model, a local optimizer and the options of `methods.fedavg`, some without `server`. The docstring
 of each method names its paper, its equation and what differs from the authors' code. Features are
-those that `fedjax_bn.models.features` defines.
+those that `fedjax_bn.models.classifier` defines.
 
 A model without what a method reads of it raises ValueError at `init` or, where only a pass shows
 it, at `round`. To import this package also registers the methods' hooks (`models.hooks`), which

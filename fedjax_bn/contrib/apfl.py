@@ -52,18 +52,18 @@ def apfl(
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
     """
     learned, federate_options = learning(model, **options)
+    gradient = differentiate(supervised(learned))
+    shared_step = of_shared(gradient_step(gradient, optimizer))
+    # Around the training and not the step, because only a round's start knows the received model.
+    federate_options["train"] = _mixing_first(federate_options.get("train") or run_steps)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         share = jnp.asarray(alpha, parameter_dtype(variables))
-        # The local model v starts as the shared one, so the mixture does too.
+        # v starts as the shared model, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
-    # Around the training and not the step, because only a round's start knows the received model.
-    federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
-    gradient = differentiate(supervised(learned))
-    personal_step = _of_mixture(gradient, optimizer, alpha_rate)
     return method_of(
-        in_turn(of_shared(gradient_step(gradient, optimizer)), personal_step),
+        in_turn(shared_step, _personal_step(gradient, optimizer, alpha_rate)),
         share=keeping(federate_options.pop("share", everything), OWN),
         start=start,
         **federate_options,
@@ -72,18 +72,19 @@ def apfl(
 
 def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:
     """Returns the variables with a new alpha and v, and the own model's parameters mixed."""
-    params = jax.tree.map(
-        lambda v, w: alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w,
-        local["params"],
-        variables["params"],
-    )
+
+    # Each share has its leaf's dtype, so that half precision stays.
+    def mix(v: jax.Array, w: jax.Array) -> jax.Array:
+        return alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w
+
+    params = jax.tree.map(mix, local["params"], variables["params"])
     return with_model(variables, {**model, "params": params}, alpha=alpha, local=local)
 
 
-def _beginning(train: Train) -> Train:
+def _mixing_first(train: Train) -> Train:
     """Returns training that mixes the received model in first, and marks its first step."""
 
-    def begun(
+    def train_mixture(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
         *arguments: Any,
     ) -> Trained:  # fmt: skip
@@ -92,10 +93,10 @@ def _beginning(train: Train) -> Train:
         batches = batches | {_FIRST: jnp.arange(batches["valid"].shape[0]) == 0}
         return train(step, received, variables, state, batches, *arguments)
 
-    return begun
+    return train_mixture
 
 
-def _of_mixture(
+def _personal_step(
     gradient: Gradient, optimizer: optax.GradientTransformation, alpha_rate: float
 ) -> LocalStep:
     """Returns the step that trains v and alpha, after that of w on the same batch."""
@@ -105,20 +106,21 @@ def _of_mixture(
     ) -> tuple[Variables, PyTree, jax.Array]:
         personal, alpha = variables[OWN], variables[OWN]["alpha"]
         # The gradient is taken at the mixture, whose collections replace the shared model's.
-        mixed = {**without(variables, OWN), **personal["model"]}
-        gradients, (loss, moved) = gradient(mixed, batch, received, key)
+        mixture = {**without(variables, OWN), **personal["model"]}
+        gradients, (loss, moved) = gradient(mixture, batch, received, key)
         # alpha moves in the first step alone, before which w is the received model.
-        start = join(received.shared, received.personal)
-        slopes = jax.tree.map(
-            # dF(mixture)/dalpha, leaf by leaf.
-            lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
-            *(tree["params"] for tree in (gradients, personal["local"], start)),
-        )
+        w = join(received.shared, received.personal)["params"]
+
+        # dF(mixture)/dalpha, leaf by leaf.
+        def slope(g: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.vdot(g, v - w).astype(alpha.dtype)
+
+        slopes = jax.tree.map(slope, gradients["params"], personal["local"]["params"], w)
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
+        new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)
         # dF(mixture)/dv is alpha times dF/d(mixture).
         scaled = jax.tree.map(lambda g: alpha.astype(g.dtype) * g, gradients)
         local, state = descend(optimizer, scaled, state, personal["local"], received.round, loss)
-        new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)
         return _mixed(variables, {**personal["model"], **moved}, new_alpha, local), state, loss
 
     return LocalStep(lambda variables: start_optimizer(optimizer, variables[OWN]["local"]), update)

@@ -59,14 +59,16 @@ def copa(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         require_linear("copa", learned.model, variables, images)
-        loss, out = learned.trained(
-            variables, images, batch, key, statistics=rule, wanted=["features"]
-        )
+        options: dict[str, Any] = {"statistics": rule, "wanted": ["features"]}
+        loss, out = learned.trained(variables, images, batch, key, **options)
         # The others' classifiers are stacked arrays, so one product applies all of them.
         client_logits = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
             client_logits += received.server["bias"][:, None]
-        loss_of = lambda logits: learned.task.loss(logits, batch["label"], valid)  # noqa: E731
+
+        def loss_of(logits: jax.Array) -> jax.Array:
+            return learned.task.loss(logits, batch["label"], valid)
+
         losses = jax.vmap(loss_of)(client_logits)
         # The own classifier is applied too and masked, so that all clients share one program.
         is_other = jnp.arange(len(losses), dtype=jnp.int32) != received.client
@@ -110,8 +112,10 @@ def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
     # A shared classifier would be a mean, which differs from the classifiers in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *classifier_path("copa", model, variables))
-        return jax.tree_util.tree_map_with_path(
-            lambda leaf, shared: shared and path_names(leaf)[:-1] != path, share(variables)
-        )
+
+        def is_shared(leaf: Any, shared: bool) -> bool:
+            return shared and path_names(leaf)[:-1] != path
+
+        return jax.tree.map_with_path(is_shared, share(variables))
 
     return rule

@@ -62,12 +62,11 @@ def csac(  # type: ignore[misc] # its own default
     layers, the collection `calibration`, travel with the model and do not predict. The reported
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs a pass.
 
-    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py)
-    leaves it at 0 in its default mode, as `stages=False` does. Differs from both: a client's first
-    round has as many epochs as any other, not 30; a compares the stages themselves, where theirs is
-    the mean of two attentions, one of which has random layers; stages are sampled and projected by
-    position, not convolved; the layers are averaged, not drawn again in each round; the model keeps
-    its classifier, where theirs has a bottleneck of 256; MMD is the biased estimate.
+    The sum over stages is the paper's; the authors' code (junkunyuan/CSAC) leaves it out by
+    default, as `stages=False` does. Differs from both: the first round has as many epochs as any
+    other, not 30; a compares the stages themselves, theirs is the mean of two attentions, one of
+    random layers; stages are sampled and projected by position, not convolved; the layers are
+    averaged, not drawn in each round; there is no bottleneck of 256; MMD is the biased estimate.
 
     Args:
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
@@ -86,16 +85,13 @@ def csac(  # type: ignore[misc] # its own default
             return variables
         places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
         keys = jax.random.split(stream(key, "attention"))
-        layers = {
-            model_name: {
+        layers: dict[str, PyTree] = {"trained": {}, "frozen": {}}
+        for model_layers, model_key in zip(layers.values(), keys, strict=True):
+            layer_keys = jax.random.split(model_key, len(places))
+            for layer_key, (name, size) in zip(layer_keys, places.items(), strict=True):
                 # Drawn in the default dtype, as for all models alike.
-                name: draw_dense(layer_key, size, _CHANNELS, jnp.result_type(float))
-                for layer_key, (name, size) in zip(
-                    jax.random.split(model_key, len(places)), places.items(), strict=True
-                )
-            }
-            for model_name, model_key in zip(("trained", "frozen"), keys, strict=True)
-        }
+                drawn = draw_dense(layer_key, size, _CHANNELS, jnp.result_type(float))
+                model_layers[name] = drawn
         return {COLLECTION: jax.tree.map(lambda leaf: leaf.astype(dtype), layers)} | variables
 
     objective = calibrated_objective(learned, calibration)
@@ -160,19 +156,16 @@ def stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.A
     )
     distances = distances.reshape(len(trained), len(valid), len(frozen), len(valid)).swapaxes(1, 2)
 
-    def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
-        return _by_distances(t, s, between, valid)
-
+    gap_of_pairs = jax.vmap(jax.vmap(_by_distances, (None, 0, 0, None)), (0, None, 0, None))
+    gaps = gap_of_pairs(within(trained, trained), within(frozen, frozen), distances, valid)
     # With a gradient, the attention would turn to the pairs that differ least.
-    gap_of_pairs = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
-    gaps = gap_of_pairs(within(trained, trained), within(frozen, frozen), distances)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
 
 
 def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
     """Returns all stages f[B, ..., C] at one size, after their layers: f[stages, B, 7 * 7 * 32]."""
 
-    def one(name: str) -> jax.Array:
+    def brought(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
         # An output with fewer than two spatial axes counts as a map of one row, or of one pixel.
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
@@ -182,7 +175,7 @@ def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
         x = affine(layers[name], x if small else _resized(x))
         return (_resized(x) if small else x).reshape(len(x), -1)
 
-    return jnp.stack([one(name) for name in seen])
+    return jnp.stack([brought(name) for name in seen])
 
 
 def _resized(x: jax.Array) -> jax.Array:
@@ -213,22 +206,15 @@ def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array) -> jax.Array:
 
     $k(z, z') = \sum_r \exp(-\Vert z - z' \Vert^2 / (r m))$
 
-    r are 2 * 3^k, k = -3 to 1, and m is the mean squared distance, which passes no
-    gradient (Gretton et al., JMLR 2012).
-
-    Args:
-      x, y: f[B, D]; row b of both is from sample b.
-      valid: bool[B].
+    r are 2 * 3^k, k = -3 to 1, and m is the mean squared distance, which passes no gradient
+    (Gretton et al., JMLR 2012). Rows b of x and y f[B, D] are from sample b; valid is bool[B].
     """
     far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
     return _by_distances(*far, valid)
 
 
 def _by_distances(
-    within_x: jax.Array,
-    within_y: jax.Array,
-    between: jax.Array,
-    valid: jax.Array,
+    within_x: jax.Array, within_y: jax.Array, between: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
     shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)

@@ -57,14 +57,16 @@ def csd(
         # c from N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
         keys = jax.random.split(stream(key, "decomposed head"), 4)
-        shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
-        kernel, bias, common = (
-            jax.random.normal(layer_key, shape, sizes.dtype)
-            for layer_key, shape in zip(keys[:3], shapes, strict=True)
-        )
-        weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
-        layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
-        return {SPECIFIC: layers, OWN: {"weights": weights}} | variables
+
+        def draw(i: int, *shape: int) -> jax.Array:
+            return jax.random.normal(keys[i], shape, sizes.dtype)
+
+        layers = {
+            "kernel": 0.1 * draw(0, directions, sizes.features, sizes.classes),
+            "bias": 0.1 * draw(1, directions, sizes.classes),
+            "common": 0.1 + 1e-4 * draw(2),
+        }
+        return {SPECIFIC: layers, OWN: {"weights": 1e-4 * draw(3, directions)}} | variables
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),

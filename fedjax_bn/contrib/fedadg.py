@@ -61,19 +61,19 @@ def fedadg(
     layer without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f,
     onehot y).
 
-    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours),
-    the losses of D and G those for VLCS (src/localTrain.py). Differs from both: the network moves
-    before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or 0.7
-    (PACS); CE is not smoothed; D and G have the network's rate, there 0.7 of it; a client uploads
-    its last state, not its best; G learns, which the code for VLCS prevents.
+    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG), the losses
+    of D and G those for VLCS. Differs from both: the network moves before D, whose f are those of a
+    training pass; labels enter as 1, there as 0.6 (VLCS) or 0.7 (PACS); CE is not smoothed; D and G
+    have the network's rate, there 0.7 of it; a client uploads its last state, not its best; G
+    learns, which the code for VLCS prevents.
 
     Args:
       optimizer: the local optimizer of all three, each with a separate state.
-      share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
-      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code.
-      hidden: width of G's hidden layer; 4096 as in the authors' code.
-      projection: width of D's projection; 1024 as in the authors' code.
-      judging: width of D's hidden layer; 1024 as in the authors' code.
+      share_of_loss: a, in [0, 1].
+      alone: fraction of a round's steps with CE only, in [0, 1].
+      hidden: width of G's hidden layer.
+      projection: width of D's projection.
+      judging: width of D's hidden layer.
     """
     learned, federate_options = learning(model, classifier="fedadg", **options)
 

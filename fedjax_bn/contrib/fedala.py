@@ -43,17 +43,13 @@ def fedala(
     the mean of the trained models. With rate 0 it is FedAvg.
 
     Differs from the authors' code (TsingZ0/FedALA): W passes once over the epoch's batches in every
-    round, where theirs reads 80 % of the samples, and in a client's second round repeats until its
-    loss stands still; the last layers are named modules, not the last arrays in the model's order;
-    an absent client keeps w_k and W; the trained model is tested, where theirs is before training.
+    round, theirs over 80 % of the samples, and in a client's second round until its loss stands
+    still; the last layers are named modules; the model is tested after training, not before.
 
     Args:
       rate: learning rate of W, at least 0; 1 as in the authors' code.
       names: modules whose parameters are weighed, such as "layer4_1,head"; "" for the classifier,
-        see `models.classifier.only_head`.
-
-    Raises:
-      ValueError: at `round`, a module to weigh is frozen.
+        see `models.classifier.only_head`. A frozen module raises ValueError at `round`.
     """
     learned, federate_options = learning(model, classifier="" if names else "fedala", **options)
     objective = supervised(learned)
@@ -102,7 +98,10 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
         personal = variables[OWN]
         # The gradient of W is that at the weighed parameters times w - w_k.
         slopes, loss = jax.grad(value, has_aux=True)(personal["weights"])
-        moved = lambda weight, slope: jnp.clip(weight - rate * slope, 0, 1)  # noqa: E731
+
+        def moved(weight: jax.Array, slope: jax.Array) -> jax.Array:
+            return jnp.clip(weight - rate * slope, 0, 1)
+
         weights = jax.tree.map(moved, personal["weights"], slopes)
         return {**variables, OWN: {**personal, "weights": weights}}, state, loss
 

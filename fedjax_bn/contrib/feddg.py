@@ -69,32 +69,28 @@ def feddg(
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
     of regions (`boundary_contrast`), over both passes, in the map that the last layer reads.
 
-    Defaults but `order` are those of the authors' code, whose loader exchanges only the means, as a
-    whole (half 0 and l = 0), and which is of first order (`order=1`, which costs less). The paper
-    draws l ~ U(0, 1) in a small window: `drawn` and `half`.
-
-    Differs from the code: clients send only the window, of images as they are trained on; x' is not
-    clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
-    out, where theirs gives NaN; only x moves running statistics.
+    Defaults but `order` are those of the authors' code, which exchanges only the means, as a whole
+    (half 0 and l = 0), and is of first order (`order=1`, which costs less). The paper draws
+    l ~ U(0, 1) in a small window: `drawn` and `half`. Differs from the code: clients send only the
+    window, of images as they are trained on; x' is not clipped to bytes; the edge of an image is no
+    border; a region that a sample lacks is left out, where theirs gives NaN; only x moves running
+    statistics.
 
     Args:
-      spectra: number of images whose amplitudes each client sends, from 1 to a batch.
+      spectra: number of images whose amplitudes each client sends, from 1 to a batch; 0, the
+        default, raises ValueError.
       half: half side of the window, at least 0.
       drawn: whether to draw l ~ U(0, 1) for each sample; otherwise l = 0.
-      order: 2 to differentiate the inner step too, 1 not to, as in the authors' code.
-      inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
-      clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
+      order: 2 to differentiate the inner step too, 1 not to.
+      inner_rate: learning rate of the inner step, at least 0.
+      clip: largest absolute entry of the inner gradient, above 0.
       channels: C of the images that the model reads.
-      boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
-
-    Raises:
-      ValueError: `spectra` is not set, or the model has no such map for the contrast.
+      boundary: weight of the contrast, at least 0, where 0 leaves it out; otherwise a model without
+        `taps` raises ValueError.
     """
     if not spectra:
-        raise ValueError(
-            "feddg sends amplitudes of every client's images to all others: set their number "
-            "(feddg.spectra=8), or use another method"
-        )
+        sends = "feddg sends amplitudes of every client's images to all others"
+        raise ValueError(f"{sends}: set their number (feddg.spectra=8), or use another method")
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
     objective = _episodic_objective(
@@ -114,11 +110,8 @@ def feddg(
         around=lambda client: _showing(client, learned, load, spectra, half),
         **federate_options,
     )
-    shown = (
-        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
-        "client to the server and to all other clients (feddg.spectra, feddg.half)"
-    )
-    return method._replace(notes=(shown,))
+    shown = f"the amplitudes of {side}x{side} frequencies of {spectra} images (feddg.spectra, half)"
+    return method._replace(notes=(f"feddg: each client sends the server and all others {shown}",))
 
 
 def _episodic_objective(
@@ -135,11 +128,8 @@ def _episodic_objective(
     task = learned.task
     taps = tuple(getattr(learned.model, "taps", ())) if boundary and task.segments else ()
     if boundary and task.segments and len(taps) != 1:
-        raise ValueError(
-            "feddg contrasts the map that the last layer reads, which "
-            f"{network_name(learned.model)} does not name: use UNet, give the model taps, "
-            "{path of the module: channels}, or set feddg.boundary=0"
-        )
+        name, remedy = network_name(learned.model), "use UNet, or set feddg.boundary=0"
+        raise ValueError(f"feddg contrasts the map in a model's taps, which {name} lacks: {remedy}")
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -164,15 +154,17 @@ def _episodic_objective(
         # First order: the outer loss sees the inner step as a constant shift.
         if order == 1:
             gradients = jax.lax.stop_gradient(gradients)
-        descend = lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip)  # noqa: E731
+
+        def descend(w: jax.Array, g: jax.Array) -> jax.Array:
+            return w - inner_rate * jnp.clip(g, -clip, clip)
+
         inner = jax.tree.map(descend, params, gradients)
         outer, (_, other_maps) = loss_of(inner, restyled)
         value = loss + outer
         if taps:
-            all_maps, mask = jnp.stack([*maps, *other_maps]), batch["label"]["mask"]
-            contrast = boundary_contrast(
-                all_maps, mask, batch["valid"], task.segments, nested=task.nested
-            )
+            masks = batch["label"]["mask"], batch["valid"], task.segments
+            all_maps = jnp.stack([*maps, *other_maps])
+            contrast = boundary_contrast(all_maps, *masks, nested=task.nested)
             value += boundary * contrast.astype(value.dtype)
         return value, (loss, moved)
 
@@ -209,10 +201,8 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         require_images("feddg", images, bank["amplitudes"].shape[-1])
         amplitudes = low_amplitudes(images[order], half)
         is_sent = valid[order] & ~received.memory.method
-        rows = {
-            "amplitudes": jnp.where(is_sent[:, None, None, None], amplitudes, 0),
-            "known": is_sent,
-        }
+        sent_amplitudes = jnp.where(is_sent[:, None, None, None], amplitudes, 0)
+        rows = {"amplitudes": sent_amplitudes, "known": is_sent}
 
         def placed(like: jax.Array, value: jax.Array) -> jax.Array:
             # A batch may have fewer images than are to be sent.
@@ -281,9 +271,8 @@ def boundary_contrast(
     s is the cosine of two vectors, and T = 0.05. A vector is the mean of a map's features over the
     places of one sample and kind: on a region's border, or in the band of 5 pixels around it. i and
     j are different vectors of one kind, n are those of the other kind; the contrast of a region is
-    the mean over all pairs (i, j), as by NTXentLoss of pytorch_metric_learning in the authors' code
-    (liuquande/FedDG-ELCFS, train_ELCFS.py). Kinds that a sample lacks, and samples that do not
-    count, have no vector.
+    the mean over all pairs (i, j), as in the authors' code (liuquande/FedDG-ELCFS). Kinds that a
+    sample lacks, and samples that do not count, have no vector.
 
     `maps` f[M, B, H, W, F] are the features of M passes over the same B samples; the mask
     u8[B, H, W] has 255 for a pixel without a label; `classes` and `nested` as in `regions_of`.

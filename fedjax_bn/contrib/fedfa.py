@@ -58,10 +58,10 @@ def fedfa(
     changes of their averages and their squares, from which the server computes the next round's u.
 
     As in the authors' code (tfzhou/FedFA), variances over a batch are unbiased, averages continue
-    from the mean over clients (in the paper they start again at 0 and 1 in each round), and only
-    redrawn batches enter them. Differs from the code: u is by channel, as in the paper, where the
-    code's g is always 1; u divides by the number of clients, not by one less; maps are redrawn
-    where a module ends, before a pooling, so that skip connections of a U-Net carry redrawn maps.
+    from the mean over clients (in the paper they start again in each round), and only redrawn
+    batches enter them. Differs from the code: u is by channel, as in the paper, where the code's g
+    is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
+    module ends, before a pooling, so that skip connections of a U-Net carry redrawn maps.
 
     Args:
       names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
@@ -97,11 +97,11 @@ def fedfa(
             redrawn_map, measured = redraw_map(keys[1], x, batch["valid"], received.server[name])
             # A batch that is not redrawn moves no average.
             past = jnp.where(acts, momentum, 1)
-            seen[name] = jax.tree.map(
-                lambda before, update: (past * before + (1 - past) * update).astype(before.dtype),
-                tracked[name],
-                measured,
-            )
+
+            def move(old: jax.Array, new: jax.Array) -> jax.Array:
+                return (past * old + (1 - past) * new).astype(old.dtype)
+
+            seen[name] = jax.tree.map(move, tracked[name], measured)
             return jnp.where(acts, redrawn_map, x)
 
         with changing_outputs(tracked, redrawn):

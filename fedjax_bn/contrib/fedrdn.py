@@ -79,22 +79,20 @@ def fedrdn(
         start=start,
         **federate_options,
     )
-    shown = (
-        "fedrdn sends the mean and deviation of each channel of each client's images to the server "
-        "and to all other clients"
-    )
-    return method._replace(notes=(shown,))
+    shown = "the mean and deviation of each channel of its images"
+    return method._replace(notes=(f"fedrdn: each client sends the server and all others {shown}",))
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`."""
     is_measured = tree["count"] > 0
     image_statistics = _statistics_of(images, tree["mean"])
-    mean, std = (
-        jnp.where(is_measured, tree[name], statistic.astype(tree[name].dtype))
-        for name, statistic in zip(("mean", "std"), image_statistics, strict=True)
-    )
-    return Hooked(_normalize(images, mean, std))
+    measured = tree["mean"], tree["std"]
+
+    def choose(leaf: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(is_measured, leaf, x.astype(leaf.dtype))
+
+    return Hooked(_normalize(images, *map(choose, measured, image_statistics)))
 
 
 def _follow(received: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
@@ -170,12 +168,13 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
         steps = without(first_epoch(batches, client.epochs), "source")
         keys = jax.random.split(stream(key, "image statistics"), len(steps["valid"]))
 
-        def one(tracked: PyTree, inputs: tuple) -> tuple[PyTree, None]:
+        def measured_batch(tracked: PyTree, inputs: tuple) -> tuple[PyTree, None]:
             batch = blank_padding(load(source, *inputs))
             images = learned.prepare(batch["image"], tracked["mean"].dtype)
             return _measure(tracked, images, batch["valid"]), None
 
-        measured, _ = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, before), (steps, keys))
+        nothing = jax.tree.map(jnp.zeros_like, before)
+        measured, _ = jax.lax.scan(measured_batch, nothing, (steps, keys))
         # Always measured and then chosen: where devices share a client, a branch could not.
         statistics = where_tree(before["count"] > 0, before, measured)
         personal = {**received.personal, MEASURED: statistics}

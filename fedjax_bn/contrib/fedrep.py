@@ -31,8 +31,7 @@ def fedrep(  # type: ignore[misc] # its own default
     A round is `head_epochs` passes over the batches of a client's first local epoch, in which its
     head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm 1).
     Running statistics move in both. Each part has a fresh optimizer; `keep_optimizer` keeps that of
-    the second part, whose loss is reported.
-    FedPer itself is `fedavg` with `share=all_but_head(model)`.
+    the second part, whose loss is reported. FedPer is `fedavg` with `share=all_but_head(model)`.
 
     Args:
       model: images -> outputs, with a classifier, see `models.classifier`.

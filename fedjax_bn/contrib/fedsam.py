@@ -47,11 +47,9 @@ def fedsam(
       rho: distance of the point from w, at least 0; 0.05 as in HarmoFL's code. Caldarola et al.
         have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge.
       eta: eta of ASAM, at least 0; 0 is SAM. 0.2 in Caldarola et al., to our knowledge.
-      variates: whether clients keep SCAFFOLD's variates.
+      variates: whether clients keep SCAFFOLD's variates; a momentum that they keep as well raises
+        ValueError.
       model, **options: as in `fedavg`; with `variates` without `server`.
-
-    Raises:
-      ValueError: with `variates`, clients keep a momentum.
     """
     learned, federate_options = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)

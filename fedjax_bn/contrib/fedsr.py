@@ -54,10 +54,7 @@ def fedsr(
     Args:
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
-      noise: whether z is drawn; otherwise z = mu.
-
-    Raises:
-      ValueError: `cmi` is above 0 without `noise`.
+      noise: whether z is drawn; otherwise z = mu, and a `cmi` above 0 raises ValueError.
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")

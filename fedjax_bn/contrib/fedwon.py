@@ -41,10 +41,8 @@ def fedwon(
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if batch_norm_paths(variables):
-            raise ValueError(
-                f"fedwon trains networks without batch norm, but {type(model).__name__} has one: "
-                'build it with norm="none" (model=ResNet18:norm=none)'
-            )
+            name = type(model).__name__
+            raise ValueError(f"fedwon trains without batch norm: build {name} with norm='none'")
         return variables
 
     # The clipping lies in the optimizer, so that all else is FedAvg.

@@ -117,7 +117,9 @@ def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         batch_share, instance_share = jax.nn.softmax(norm["scores"])
         return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
 
-    concerns = lambda call: call.normalize is not None and call.method == "__call__"  # noqa: E731
+    def concerns(call: Call) -> bool:
+        return call.normalize is not None and call.method == "__call__"
+
     return Hooked(images, contexts=(intercepting(add, concerns),))
 
 

@@ -53,24 +53,19 @@ def harmofl(  # type: ignore[misc] # its own default
     first round each client uses its own mean as m. Clients have equal weights in a round too
     (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
 
-    This follows the authors' code: its window of low frequencies has half side 0, the mean alone,
-    and its running mean stays that of the first batch; the paper has a window and a momentum.
+    As in the authors' code the window of low frequencies has half side 0, the mean alone, and the
+    running mean stays that of the first batch; the paper has a window and a momentum.
     Differs from the code: clients may join later; means are of what the model reads and keep their
-    sign, which amplitudes lose.
+    sign, which amplitudes lose. `privacy` raises ValueError.
 
     Args:
       rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: C of the images that the model reads.
       weigh: the weighing rule.
-
-    Raises:
-      ValueError: `privacy` is given.
     """
     if options.get("privacy") is not None:
-        raise ValueError(
-            "privacy cannot be used with harmofl, whose mean amplitude the noise of every round "
-            "would move: choose another method, such as fedbn or fedprox"
-        )
+        # The noise of every round would move the mean amplitude.
+        raise ValueError("privacy cannot be used with harmofl: choose another method, as fedbn")
     load = options.get("load")
     learned, federate_options = learning(model, **options)
 
@@ -149,11 +144,11 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         share = aggregate.share
-        means = jax.tree.map(
-            lambda total, change: total + (change * share.astype(change.dtype)).astype(total.dtype),
-            state.sent,
-            aggregate.message,
-        )
+
+        def add(total: jax.Array, d: jax.Array) -> jax.Array:
+            return total + (d * share.astype(d.dtype)).astype(total.dtype)
+
+        means = jax.tree.map(add, state.sent, aggregate.message)
         # The method's own step comes first, because it averages the collection like any leaf; its
         # result is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)

@@ -50,9 +50,8 @@ def hbn(
     and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are normalized
     by m_g and v_g. A round costs an additional forward pass.
 
-    This follows the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN). Differs from
-    it: the moments are of all batches of the round, not of one with 64 samples; v is divided by n,
-    not n - 1; tests normalize by m_g and v_g, where it measures m and v again.
+    Differs from the authors' code (Hongyao-Chen/HybridBN): the moments are of all batches of the
+    round, not of one; v is divided by n, not n - 1; tests normalize by m_g and v_g.
 
     Args:
       momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
@@ -64,16 +63,15 @@ def hbn(
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("hbn", variables)
         if frozen and any(jax.tree.leaves(frozen(variables)[STATISTICS])):
-            raise ValueError(
-                "hbn moves all running statistics, but frozen freezes some: leave them out, as in "
-                "sharing.at('layer1', statistics=False)"
-            )
-        gate_free = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
+            remedy = "leave them out, as in sharing.at('layer1', statistics=False)"
+            raise ValueError(f"hbn moves running statistics, but frozen freezes some: {remedy}")
+        existing = {path for path, _ in jax.tree.leaves_with_path(variables["params"])}
+
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
-        params = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf if path in gate_free else jnp.zeros_like(leaf),
-            with_gates(variables)["params"],
-        )
+        def start_at_0(path: Any, leaf: jax.Array) -> jax.Array:
+            return leaf if path in existing else jnp.zeros_like(leaf)
+
+        params = jax.tree.map_with_path(start_at_0, with_gates(variables)["params"])
         return {**variables, "params": params}
 
     return method_of(
@@ -161,9 +159,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 
 
 def _keeping_shares(share: SharingRule) -> SharingRule:
-    def rule(variables: Variables) -> PyTree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, shared: shared and path[-1].key != GATE, share(variables)
-        )
+    def is_shared(path: Any, shared: bool) -> bool:
+        return shared and path[-1].key != GATE
 
-    return rule
+    return lambda variables: jax.tree.map_with_path(is_shared, share(variables))

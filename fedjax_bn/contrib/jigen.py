@@ -81,8 +81,13 @@ def distant_orders(count: int) -> np.ndarray:
     including the identity, of the field of nine elements u + v sqrt(-1), u and v modulo 3.
     """
     field = [(u, v) for u in range(3) for v in range(3)]
-    times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])  # noqa: E731
-    number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
+
+    def times(x: Any, y: Any) -> tuple[int, int]:
+        return (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])
+
+    def number(x: Any, y: Any) -> int:
+        return (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3
+
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
     # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
     maps.sort(key=lambda order: order != list(range(9)))  # stable: the identity comes first
@@ -92,18 +97,15 @@ def distant_orders(count: int) -> np.ndarray:
 def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with tile `tiles[b, i]` i32[B, 9] at place i, row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
-        raise ValueError(
-            f"jigen shuffles the tiles of images f[B, H, W, C] of at least 3x3, not {images.shape}"
-        )
+        raise ValueError(f"jigen needs images f[B, H, W, C] of at least 3x3, not {images.shape}")
     high, wide = (side // _TILES for side in images.shape[1:3])
 
     # Each image has its own order; pixels after the last whole tile stay.
-    def one(image: jax.Array, tiles: jax.Array) -> jax.Array:
+    def shuffled(image: jax.Array, tiles: jax.Array) -> jax.Array:
         inner = image[: _TILES * high, : _TILES * wide]
         cut = inner.reshape(_TILES, high, _TILES, wide, -1).swapaxes(1, 2)
         moved = cut.reshape(_TILES**2, high, wide, -1)[tiles].reshape(cut.shape)
-        return image.at[: inner.shape[0], : inner.shape[1]].set(
-            moved.swapaxes(1, 2).reshape(inner.shape)
-        )
+        moved = moved.swapaxes(1, 2).reshape(inner.shape)
+        return image.at[: inner.shape[0], : inner.shape[1]].set(moved)
 
-    return jax.vmap(one)(images, tiles)
+    return jax.vmap(shuffled)(images, tiles)

@@ -57,23 +57,22 @@ def l2d(
     N(mu, v), without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020).
     MMD is `class_discrepancy`. A step first moves the model and the layers of mu and v. Then plain
     gradient descent moves the stylist's scales and shifts; this second pass uses fixed kernels and
-    moves no statistics. The stylist, the collection `stylist` (for each of 4 branches a scale and a
-    shift of each channel), and the layers of mu and v, `likelihood`, travel with the model and do
-    not predict. The reported loss is CE. A step costs four passes.
+    moves no statistics. The stylist, the collection `stylist`, and the layers of mu and v,
+    `likelihood`, travel with the model and do not predict. The reported loss is CE. A step costs
+    four passes.
 
-    Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify: train.py,
-    utils/util.py). Differs from it: the stylist's scales and shifts are by channel, where theirs
-    are maps for 224 pixels; its sigmoid is standardized by 0.5 and 0.5; z are the model's own
-    features, where theirs are drawn from N(mu, 0.04 v) and read by the classifier; CLUB is the mean
-    over all pairs, not of one random pairing.
+    Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify). Differs
+    from it: the stylist's scales and shifts are by channel, theirs are maps for 224 pixels; its
+    sigmoid is standardized by 0.5 and 0.5; z are the model's own features, theirs are drawn from
+    N(mu, 0.04 v) and read by the classifier; CLUB is the mean over all pairs, not of a random one.
 
     Args:
       optimizer: the local optimizer of the model and of the layers of mu and v.
-      share_of_style: weight of the new style in x', in [0, 1]; 0.6 as in the authors' code.
-      contrast: weight of SupCon, at least 0; 1 as in the authors' code.
-      likelihood: weight of the surprise, at least 0; 1 as in the authors' code.
-      leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
-      rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
+      share_of_style: weight of the new style in x', in [0, 1].
+      contrast: weight of SupCon, at least 0.
+      likelihood: weight of the surprise, at least 0.
+      leak: weight of CLUB, at least 0.
+      rate: learning rate of the stylist, at least 0.
       channels: C of the images that the model reads.
     """
     learned, federate_options = learning(model, classifier="l2d", **options)

@@ -46,9 +46,8 @@ def mixstyle(
     Args:
       model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
       names: modules after which styles mix, see `contrib.parts.stages_of`. "" means the ends of the
-        stages layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
-        OfficeHome: KaiyangZhou/mixstyle-release); if the model lacks these, it means the first two
-        batch norms that see maps, our choice.
+        stages layer1, layer2 and layer3, as in the authors' scripts for PACS, or in a model without
+        them the first two batch norms that see maps, our choice.
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
     """
@@ -83,8 +82,7 @@ def mixstyle(
 def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns x with mean and deviation l times its own plus 1 - l times the other's.
 
-    x and `style_source` are f[B, ..., C] with at least two positions; l is `weight`
-    f[B, 1, ..., 1].
+    x and `style_source` are f[B, ..., C] with two positions or more; l is `weight` f[B, 1, ..., 1].
     """
     axes = tuple(range(1, x.ndim - 1))
 

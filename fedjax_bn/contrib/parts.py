@@ -54,10 +54,7 @@ def stages_of(
     In names such as "norm1,layer1", "layer1" means the last module with that name or with a name
     that begins with "layer1_". "" means the first tuple of `ends` that the model has, or all batch
     norms if it has none of them. By default these are the ends of the stages layer1 to layer3 of a
-    residual network, and the convolutions of a DenseNet's transitions.
-
-    Raises:
-      ValueError: there is no such module, or no batch norm to choose.
+    residual network, and the convolutions of a DenseNet's transitions. ValueError if there is none.
     """
     norms = _channels(variables.get(STATISTICS, {}), ("mean",))
     layers = _channels(variables["params"], ("kernel", "scale", "bias"))
@@ -66,10 +63,8 @@ def stages_of(
         """Returns block -> channels of the widest layer inside."""
         sizes: dict[str, int] = {}
         for path, size in inner.items():
-            parts = path.split("/")
-            for depth in range(1, len(parts)):
-                block = "/".join(parts[:depth])
-                sizes[block] = max(size, sizes.get(block, 0))
+            while path := path.rpartition("/")[0]:
+                sizes[path] = max(size, sizes.get(path, 0))
         return sizes
 
     # A block has the channels of its widest batch norm; one without any, of its widest layer.
@@ -86,10 +81,8 @@ def stages_of(
         candidates.append(list(norms))
     places = next((paths for paths in candidates if None not in paths), None)
     if not places:
-        raise ValueError(
-            f"{method}: names={names!r} finds no modules, nor a batch norm: name some of "
-            f"{', '.join(channels)}"
-        )
+        problem = f"{method}: {names=} finds no module, nor a batch norm"
+        raise ValueError(f"{problem}: name some of {', '.join(channels)}")
     return {place: channels[place] for place in places if place is not None}
 
 
@@ -116,19 +109,15 @@ def changing_outputs(places: Collection[str], change: Change) -> AbstractContext
 def require_maps(method: str, places: Collection[str], seen: Collection[str]) -> None:
     """Raises ValueError if no module in `places` has given a map, which `seen` would name."""
     if not seen:
-        raise ValueError(
-            f"{method} changes maps f[B, ..., C], but {', '.join(places)} give none: name other "
-            f"modules ({method}.names)"
-        )
+        modules = ", ".join(places)
+        raise ValueError(f"{method}: {modules} give no maps: name other modules ({method}.names)")
 
 
 def require_images(method: str, x: jax.Array, channels: int) -> None:
     """Raises ValueError if x is not a batch of images f[B, H, W, C] with so many channels."""
     if x.ndim != 4 or x.shape[-1] != channels:
-        raise ValueError(
-            f"{method} reads images f[B, H, W, C={channels}], not {x.shape}: set their number of "
-            f"channels ({method}.channels)"
-        )
+        read = f"{method} reads images f[B, H, W, C={channels}]"
+        raise ValueError(f"{read}, not {x.shape}: set {method}.channels")
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:

@@ -40,9 +40,8 @@ def randconv(
     means over the valid samples. Only the model travels. The reported loss is CE(p_1). With c = 0
     there is one pass: FedAvg with `perturb=randconv(...)`. With c = 0 and identity 1 it is FedAvg.
 
-    Differs from the authors' code (wildphoton/RandConv, randconv_trainer.py): every pass convolves
-    the image itself, as in the paper, not the first pass's result; only the first pass moves
-    running statistics.
+    Differs from the authors' code (wildphoton/RandConv): every pass convolves the image itself, as
+    in the paper, not the first pass's result; only the first pass moves running statistics.
 
     Args:
       consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.

@@ -61,12 +61,9 @@ def selfreg(
         widths = (sizes.features, wide, wide, sizes.features)
         for i, layer_key in enumerate(jax.random.split(stream(key, "projection"), 3)):
             linear = draw_dense(layer_key, widths[i], widths[i + 1], sizes.dtype)
-            layers[f"layer{i + 1}"] = {
-                "kernel": linear["kernel"],
-                "dense_bias": linear["bias"],
-                "scale": jnp.ones(widths[i + 1], sizes.dtype),
-                "bias": jnp.zeros(widths[i + 1], sizes.dtype),
-            }
+            norm = {"scale": jnp.ones_like(linear["bias"]), "bias": jnp.zeros_like(linear["bias"])}
+            dense = {"kernel": linear["kernel"], "dense_bias": linear["bias"]}
+            layers[f"layer{i + 1}"] = dense | norm
         return {COLLECTION: layers} | variables
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)

@@ -10,7 +10,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
-from fedjax_bn.models.classifier import ClassifiedBy
+from fedjax_bn.models.classifier import ClassifiedBy, Classify
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import require_classifier
@@ -41,20 +41,15 @@ def sfa(
         require_classifier("sfa", learned.task)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        noise = stream(key, "feature noise")  # separate, so that dropout draws as without noise
-        noisy = ClassifiedBy(
-            model, lambda classify, f: classify(_with_affine_noise(noise, f, scale, shift))
-        )
+        def classify_noisy(classify: Classify, features: jax.Array) -> Any:
+            # A separate stream, so that dropout draws as without noise.
+            noise_key = stream(key, "feature noise")
+            a, b = jax.random.normal(noise_key, (2, *features.shape), features.dtype)
+            return classify((1 + scale * a) * features + shift * b)
+
         images = learned.read(variables, batch, key)
-        loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
+        noisy = learned._replace(model=ClassifiedBy(model, classify_noisy))
+        loss, out = noisy.trained(variables, images, batch, key)
         return loss, (loss, out.moved)
 
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
-
-
-def _with_affine_noise(
-    key: jax.Array, features: jax.Array, scale: float, shift: float
-) -> jax.Array:
-    """Returns a f + b, see `sfa`, for f of any shape."""
-    a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
-    return (1 + scale * a) * features + shift * b

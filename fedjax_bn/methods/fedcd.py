@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn import aggregation
-from fedjax_bn.aggregation import Weighing, WeighingRule, averaging, risk_extrapolation
+from fedjax_bn.aggregation import Aggregate, Weighing, WeighingRule, averaging, risk_extrapolation
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import BY_KIND, Above0, AtLeast0, Range, Share, bounded
 from fedjax_bn.arguments.text import names_in
@@ -63,33 +63,26 @@ def fedcd(  # type: ignore[misc] # its own default
     The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.feature_masks`).
     Adaptations and evaluation apply the masks; an unseen client gets the mean mask. In Table 1,
     SCI alone is `weigh=by_size`, and REA alone is `fedavg(..., weigh=risk_extrapolation(eta))`.
-    With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
-
-    The paper does not state which optimizer trains the masks. Here the model's does, and our masks
-    grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too.
+    With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg. The
+    paper does not state which optimizer trains the masks: here the model's.
 
     Args:
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`, without effect beside `weigh`; the paper takes 0.3, 0.5 and
         0.8.
       names: what to mask: "features" (in a detector all taps, `tap0` and so on) or paths of
-        modules, such as "layer4_0,layer4_1"; each gets its own mask.
+        modules, such as "layer4_0,layer4_1"; each gets its own mask. A name that is repeated, or
+        that the model lacks, raises ValueError.
       bounds: the lowest and the highest value, to which each step clips the masks; () for any.
       mask_optimizer: the optimizer of the masks, or a text: `sgd:learning_rate=0.1`, with
         optional momentum and weight_decay, `adam:learning_rate=0.001`, with optional weight_decay,
         or `none`; "" for `optimizer`, with a separate state.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
       model, optimizer, **options: as in `fedavg`, without `server`; `share` is `everything`.
-
-    Raises:
-      ValueError: `names` is empty or repeats a name; at `init`, the model has no intermediate with
-        one of the names.
     """
     masked = names_in(names) if isinstance(names, str) else tuple(names)
     if not masked or "" in masked or len(set(masked)) < len(masked):
-        raise ValueError(
-            f"fedcd: names={names!r} must name something to mask, each once, such as 'features'"
-        )
+        raise ValueError(f"fedcd: names={names!r} must name modules to mask, each once")
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
@@ -109,11 +102,7 @@ def fedcd(  # type: ignore[misc] # its own default
         _masked_step(gradient, by_collection, within),
         share=keeping(federate_options.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging(
-            _no_gradient,
-            lambda sent, aggregate: Alignment(aggregate.message, sent.rounds + 1),
-            aggregation.messages_by_size,
-        ),
+        server=averaging(_no_gradient, _renew_gradient, aggregation.messages_by_size),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
         **federate_options,
@@ -177,6 +166,10 @@ def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyT
     count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
+
+
+def _renew_gradient(sent: Alignment, aggregate: Aggregate) -> Alignment:
+    return Alignment(aggregate.message, sent.rounds + 1)
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:

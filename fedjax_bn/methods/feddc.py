@@ -48,12 +48,10 @@ def feddc(
     clients' h_k, and alpha and c are divided by K p_k. Both agree if all take part with equal size.
 
     Args:
-      optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
+      optimizer: the local optimizer, which should be linear in its gradients, such as SGD; one
+        whose momentum clients keep raises ValueError.
       alpha: strength of the penalty, at least 0. To our knowledge the paper has 0.1 for CIFAR-10;
         the authors' example has 0.01.
-
-    Raises:
-      ValueError: clients keep a momentum.
     """
     check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)

@@ -9,6 +9,7 @@ import optax
 
 from fedjax_bn.aggregation import averaging
 from fedjax_bn.arguments.ranges import AtLeast0, Cafl, bounded
+from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
@@ -34,7 +35,7 @@ from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.mixig import Mixing, choose_mixing, mixed_statistics
-from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, join
+from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, all_but_batch_norm, join
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
@@ -68,9 +69,8 @@ def fedig(  # type: ignore[misc] # its own default
 
     With `adapter` it is FedIG-A: each step of the main network is followed by a step of the
     zero-shot adapter on the same batch, with the main network frozen (Eq. 8 and 9, Table 13). The
-    adapter's parameters are the collection `adapter`, which is shared and averaged. If the given
-    variables lack it, `init` adds it for the batch norms with spatial axes, which it finds by
-    tracing the model.
+    adapter is the collection `adapter`, which is shared and averaged. If the given variables lack
+    it, `init` adds it for the batch norms with spatial axes, found by tracing the model.
 
     Args:
       lambda_1: weight of CACL, at least 0.
@@ -82,11 +82,9 @@ def fedig(  # type: ignore[misc] # its own default
         default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
       adapter: whether `optimizer` also trains the zero-shot adapter, with a separate state.
       gates: whether the local pass is batch-instance normalization with learned gates, for
-        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
+        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates. With `adapter`
+        they raise ValueError, and so does a model without batch norm.
       share: which leaves are averaged.
-
-    Raises:
-      ValueError: `adapter` and `gates` are both set; at `init`, the model has no batch norm.
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
@@ -116,11 +114,7 @@ def fedig(  # type: ignore[misc] # its own default
             lambda shared, personal: join(shared, personal)[STATISTICS],
             lambda sent, aggregate: aggregate.message,
         ),
-        finish=lambda received, trained: (
-            trained.variables,
-            received.memory,
-            trained.variables[STATISTICS],
-        ),
+        finish=_send_statistics,
         start=start,
         **{"statistics": rule} | federate_options,
     )
@@ -130,6 +124,10 @@ def fedig(  # type: ignore[misc] # its own default
         notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it): {reason}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
     return method._replace(serves=serves, notes=notes)
+
+
+def _send_statistics(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    return trained.variables, received.memory, trained.variables[STATISTICS]
 
 
 class _FedIGOptions(OptionsButServer, total=False):
@@ -190,21 +188,16 @@ def client_agnostic_objective(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         # Both passes use the same key, so that dropout drops the same units.
-        loss, local = learned.trained(
-            variables, images, batch, key, statistics=statistics, wanted=["features"]
-        )
+        local_options: dict[str, Any] = {"statistics": statistics, "wanted": ["features"]}
+        loss, local = learned.trained(variables, images, batch, key, **local_options)
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
         # Only the local pass moves running statistics: what this pass moves is dropped.
-        error, mixed = learned.trained(
-            {**variables, STATISTICS: received.server},
-            images,
-            batch,
-            key,
-            statistics=mixing(stream(key, "mixed statistics")),
-            # The gradient of CACL stops at the features; the gradient of CAFL does not.
-            wanted=["frozen features"],
-        )
+        of_server = {**variables, STATISTICS: received.server}
+        rule = mixing(stream(key, "mixed statistics"))
+        # The gradient of CACL stops at the features; the gradient of CAFL does not.
+        options: dict[str, Any] = {"statistics": rule, "wanted": ["frozen features"]}
+        error, mixed = learned.trained(of_server, images, batch, key, **options)
         gaps = distance(local.features, mixed.features)
         value = loss + lambda_1 * error + lambda_2 * masked_mean(gaps, batch["valid"])
         return value, (loss, local.moved)

@@ -19,9 +19,7 @@ from fedjax_bn.state import Received
 
 @bounded
 def fednova(
-    model: Any,
-    optimizer: optax.GradientTransformation,
-    **options: Unpack[OptionsButServer],
+    model: Any, optimizer: optax.GradientTransformation, **options: Unpack[OptionsButServer]
 ) -> FederatedMethod:
     r"""The server divides each client's change by the number of its effective steps.
 
@@ -34,10 +32,7 @@ def fednova(
     is equivalent for SGD and also right for Nesterov's momentum and schedules. Weight decay counts
     as part of the gradient and does not change a_k. Only the change of shared parameters is
     normalized; running statistics are averaged with p_k. With equal steps, such as of clients of
-    equal sizes, it is FedAvg.
-
-    Raises:
-      ValueError: clients keep their momentum between rounds.
+    equal sizes, it is FedAvg. Clients that keep their momentum raise ValueError.
     """
     check_fresh("fednova", optimizer, options)
     learned, federate_options = learning(model, **options)
@@ -78,14 +73,13 @@ def _normalized_averaging() -> ServerUpdate:
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
-        # The messages are weighted like the models, so their sum is tau_eff.
-        effective = aggregate.message  # sum_k p_k a_k
-        params = jax.tree.map(
-            lambda x, d, tau: x + tau.astype(x.dtype) * d,
-            shared["params"],
-            aggregate.mean["params"],
-            for_each(effective, shared["params"]),
-        )
+        # The messages a_k are weighted like the models, so their sum is tau_eff.
+        effective = for_each(aggregate.message, shared["params"])
+
+        def step(x: jax.Array, d: jax.Array, tau: jax.Array) -> jax.Array:
+            return x + tau.astype(x.dtype) * d
+
+        params = jax.tree.map(step, shared["params"], aggregate.mean["params"], effective)
         return {**aggregate.mean, "params": params}, state
 
     return ServerUpdate(init=lambda shared, personal: ServerState(), update=update)

@@ -128,11 +128,9 @@ def learning(
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
         training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
-      classifier: the name of a method that needs the logits of a classifier; "" for others.
+      classifier: the name of a method that needs the logits of a classifier, which raises
+        ValueError for a task without; "" for other methods.
       **options: all other options, which are returned.
-
-    Raises:
-      ValueError: the method needs a classifier, and the task has none.
     """
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     if classifier:
@@ -154,8 +152,7 @@ def method_of(
     """Returns the method whose clients make one kind of local step.
 
     Args:
-      step: the local step.
-      memory, finish: as in `client.train_locally`.
+      step, memory, finish: as in `client.train_locally`.
       around: makes the method's client from the usual one.
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
@@ -184,10 +181,8 @@ def method_of(
 def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
     """Returns the variables of a method that needs batch norm; ValueError if they have none."""
     if not batch_norm_paths(variables):
-        raise ValueError(
-            f"{method} needs batch norm, but the model has no batch norm: build it with "
-            f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"
-        )
+        problem = f"{method} needs batch norm, but the model has no batch norm"
+        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
     return variables
 
 

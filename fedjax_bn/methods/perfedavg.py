@@ -75,14 +75,12 @@ def personalize(
     Args:
       variables: the received model, such as `global_variables(state)`, or one client's model from
         `client_variables(state)`.
-      images: u8|f[B, ...] as they are stored.
-      labels: i32[B], or a tree of arrays [B, ...].
+      images, labels: u8|f[B, ...] as they are stored, and i32[B] or a tree of arrays [B, ...].
       valid: bool[B], marks the samples that count; all by default.
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
       frozen: `state.frozen`, the leaves that no step moves; () for none.
-      prepare, task: as in `fedavg`.
-      statistics: the method's `FederatedMethod.statistics`.
+      prepare, task, statistics: as in `fedavg`, the last one the method's own.
       key: random key, for a model with dropout.
     """
     received, variables = variables, predicting(variables)
@@ -105,13 +103,9 @@ def personalize(
 
 
 def _adapt(
-    gradient: Gradient,
-    inner_rate: float,
-    variables: Variables,
-    batch: Batch,
-    received: Received,
+    gradient: Gradient, inner_rate: float, variables: Variables, batch: Batch, received: Received,
     key: jax.Array,
-) -> Variables:
+) -> Variables:  # fmt: skip
     """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
     variables = trainable(variables)
@@ -149,9 +143,8 @@ def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
         position = start + jnp.arange(length, dtype=jnp.int32)
         index = order[jnp.minimum(position, size - 1)]
-        chosen = jax.tree.map(
-            lambda x: x[index], {name: batch[name] for name in ("image", "label")}
-        )
+        samples = {name: batch[name] for name in ("image", "label")}
+        chosen = jax.tree.map(lambda x: x[index], samples)
         return batch | chosen | {"valid": position < end}
 
     support = part(0, middle, (size + 1) // 2)

@@ -20,9 +20,7 @@ from fedjax_bn.state import Received
 
 @bounded
 def scaffold(
-    model: Any,
-    optimizer: optax.GradientTransformation,
-    **options: Unpack[OptionsButServer],
+    model: Any, optimizer: optax.GradientTransformation, **options: Unpack[OptionsButServer]
 ) -> FederatedMethod:
     r"""Control variates correct every local gradient; clients re-estimate theirs (option II).
 
@@ -40,10 +38,8 @@ def scaffold(
     up to 1 / (1 - momentum) times as large.
 
     Args:
-      optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
-
-    Raises:
-      ValueError: clients keep a momentum.
+      optimizer: the local optimizer, which should be linear in its gradients, such as SGD; one
+        whose momentum clients keep raises ValueError.
     """
     check_fresh("scaffold", optimizer, options)
     learned, federate_options = learning(model, **options)

@@ -47,8 +47,7 @@ def align(
     """Returns L + strength ||dL/dmasks - global_gradient||^2, which may be differentiated.
 
     `loss` maps masks, name -> f[C], to L f[] and what else it reports. The norm is over all masks
-    together. Only the layers after the first mask are differentiated twice; if the only mask is
-    before the classifier, this is the classifier alone.
+    together. Only the layers after the first mask are differentiated twice.
     """
     # The value contains the inner gradient, so the outer one differentiates it a second time.
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)

@@ -82,12 +82,8 @@ def validation_score(
     """Returns the function that scores a client's model on its own validation samples.
 
     `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
-    bool[V, B]}, as `data.drawing.validation_batches` makes it for all clients.
-
-    Args:
-      prepare: stored images -> what the model reads.
-      task: defines the score; `task.classification()`, with accuracy in percent, by default.
-      statistics: the `FederatedMethod.statistics` of the method, by which its clients predict.
+    bool[V, B]}, as `data.drawing.validation_batches` makes it for all clients. `prepare` and `task`
+    are as in `fedavg`; `statistics` is that of the `FederatedMethod`, by which its clients predict.
     """
     score = (task or classification()).score
     return _over_validation(model, prepare, statistics, score.of_batch, score.of_all)
@@ -96,10 +92,7 @@ def validation_score(
 def validation_loss(
     model: Any, prepare: Prepare, task: Task | None = None, statistics: StatisticsRule | None = None
 ) -> Score:
-    """Returns the function that computes a model's mean loss on a client's validation samples.
-
-    Lower is better. Arguments are those of `validation_score`.
-    """
+    """As `validation_score`, with the mean loss of the samples; lower is better."""
     task = task or classification()
 
     def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -121,12 +114,12 @@ def _over_validation(
     def passed(variables: Variables, received: Received) -> PyTree:
         variables = without(variables, OWN)  # the model that is uploaded, as in Ditto
 
-        def one(batch: Batch) -> PyTree:
+        def passed_batch(batch: Batch) -> PyTree:
             images = prepare(batch["image"], parameter_dtype(variables))
             outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
             return of_batch(outputs, batch["label"], batch["valid"])
 
         # One batch after another, because all samples at once might not fit in memory.
-        return of_all(jax.lax.map(one, received.validation))
+        return of_all(jax.lax.map(passed_batch, received.validation))
 
     return passed

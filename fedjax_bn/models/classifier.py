@@ -33,7 +33,7 @@ _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # products of layers that are not dense
 # Operations that leave logits of the form f W + b, such as a final cast to float32.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
-_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # common image sizes, tried first
+_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256, *range(1, 65))  # the common ones first
 
 
 class FeaturesOf(NamedTuple):
@@ -62,10 +62,8 @@ class Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         """Returns the network's attribute, such as `init`, `__call__` or `features`."""
-        # `copy` and `pickle` look up attributes before `network` is set: this ends the recursion.
-        if name == "network":
-            raise AttributeError(name)
-        return getattr(self.network, name)
+        # Not `self.network`: `copy` and `pickle` look up attributes before it is set.
+        return getattr(object.__getattribute__(self, "network"), name)
 
 
 @dataclass(frozen=True)
@@ -204,10 +202,8 @@ def features_method(
 def times(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Multiplies x f[..., C] by a mask f[C], in the dtype of x; refuses masks of other sizes."""
     if mask.shape != x.shape[-1:]:
-        raise ValueError(
-            f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels: add "
-            "masks by fedjax_bn.models.feature_masks.with_masks(model, variables, images=images)"
-        )
+        problem = f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels"
+        raise ValueError(f"{problem}: add masks by feature_masks.with_masks(..., images=images)")
     return x * mask.astype(x.dtype)
 
 
@@ -234,10 +230,10 @@ def _last_dense(model: Any, variables: Variables, images: jax.Array | None) -> P
         parts = [repr("/".join(path)) if path else "no dense layer" for path, _ in candidates]
         origin = f"made of {' and '.join(parts) or 'no dense layer'}"
     if path not in dense:
+        layers = ", ".join(map("/".join, dense)) or "none"
         raise ValueError(
-            f"the classifier of {network_name(model)} is {origin}, and its dense layers are "
-            f"{', '.join(map('/'.join, dense)) or 'none'}: name one of them by "
-            "models.with_classifier(model, NAME), or split __call__ into features and classify"
+            f"the classifier of {network_name(model)} is {origin}: name one of its dense layers "
+            f"({layers}) by models.with_classifier(model, NAME)"
         )
     return path
 
@@ -246,24 +242,16 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
     """Raises ValueError unless the outputs, which `method` reads, are those of one dense layer."""
     sources = _sources_of(model, variables, images)
     if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
-        raise ValueError(
-            f"{method} needs logits f W + b, but {network_name(model)} changes what its classifier "
-            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
-        )
+        problem = f"{method} needs logits f W + b, but {network_name(model)} changes them"
+        raise ValueError(f"{problem}: let it return the output of its last dense layer as it is")
 
 
 def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies, which `method` needs.
-
-    Raises ValueError if it cannot be found, or consists of several layers.
-    """
-    path = sizes_of(model, variables).path
-    if not path:
-        raise ValueError(
-            f"{method} needs a classifier of one dense layer, but the method classify of "
-            f"{network_name(model)} calls several: name one by models.with_classifier(model, NAME)"
-        )
-    return path
+    """Returns the path of the dense layer that classifies; ValueError if there are several."""
+    if path := sizes_of(model, variables).path:
+        return path
+    problem = f"{method} needs a classifier of one dense layer, not {network_name(model)}'s several"
+    raise ValueError(f"{problem}: name one by models.with_classifier(model, NAME)")
 
 
 def _shows_features(model: Any) -> bool:
@@ -278,20 +266,17 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
     # Kernels of convolutions show that the model reads images, and how many channels.
     maps = any(leaf.ndim == 4 for leaf in leaves)
     channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
-    sides = dict.fromkeys((*_SIDES, *range(1, 65)))
-    flat = [(count,) for count in channels]
-    shapes = [(side, side, count) for side in sides for count in channels]
-    for shape in (*shapes, *flat) if maps else (*flat, *shapes):
-        images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
+    flat = [(2, count) for count in channels]
+    squares = [(2, side, side, count) for side in _SIDES for count in channels]
+    for shape in (*squares, *flat) if maps else (*flat, *squares):
+        images = jax.ShapeDtypeStruct(shape, leaves[0].dtype)
         try:
             _sources_of(model, variables, images)
         except Exception:  # a user's model may raise anything for images of the wrong shape
             continue
         return images
-    raise ValueError(
-        f"the classifier of {network_name(model)} cannot be found without images: name it by "
-        "models.with_classifier(model, NAME), or add the methods features and classify"
-    )
+    problem = f"the classifier of {network_name(model)} cannot be found without images"
+    raise ValueError(f"{problem}: name it by models.with_classifier(model, NAME)")
 
 
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:

@@ -59,10 +59,8 @@ def with_masks(
     if FEATURES in missing and FEATURES not in channels:
         channels[FEATURES] = sizes_of(model, plain, images).features
     if unknown := [name for name in missing if name not in channels]:
-        raise ValueError(
-            f"{network_name(model)} has no intermediate {unknown[0]!r} to mask: choose one of "
-            f"{', '.join(sorted({*channels, FEATURES}))}, or give with_masks images for others"
-        )
+        choice = f"choose {', '.join(sorted({*channels, FEATURES}))}, or give with_masks images"
+        raise ValueError(f"{network_name(model)} has no {unknown[0]!r} to mask: {choice}")
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     ones = {name: jnp.ones(channels[name], dtype) for name in missing}
     return {**plain, COLLECTION: ones | {**masks}}

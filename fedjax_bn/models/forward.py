@@ -102,16 +102,12 @@ def forward(
         model, wanted = model.model, (*wanted, "features")
         feature_masks = without(feature_masks, FEATURES)
     if not hasattr(model, "apply"):
-        raise ValueError(
-            f"{network_name(model)} has no method apply: give a linen module, or "
-            "fedjax_bn.models.from_nnx(net) of an nnx module"
-        )
+        name = network_name(model)
+        raise ValueError(f"{name} has no method apply: give a linen module or models.from_nnx(net)")
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
-        raise ValueError(
-            f"{network_name(model)} has no batch norm for a statistics rule: build the model with "
-            f"{SERVED}, or use a method that needs none, such as fedavg, and the adaptation running"
-        )
+        problem = f"{network_name(model)} has no batch norm for a statistics rule"
+        raise ValueError(f"{problem}: build it with {SERVED}, or use fedavg and running")
     method, mask = None, feature_masks.get(FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
@@ -130,7 +126,7 @@ def forward(
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
         # Otherwise a user would train without the dropout that the network shows.
         if train and _leaves_dropout_off(model):
-            contexts.enter_context(_refusing_dropout(model))
+            contexts.enter_context(_refusing_dropout())
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     # Frozen statistics came back unchanged; None in their places keeps them out of uploads.
@@ -167,7 +163,9 @@ def _multiplied_by(module_masks: Masks) -> AbstractContextManager:
 
 def _leaves_dropout_off(model: Any) -> bool:
     """Whether nothing tells a model that a pass trains, and it does not decide so itself."""
-    network = _network_of(model)
+    network = inspect.unwrap(model)
+    # `net` is an attribute of what `from_nnx` returns; nnx takes long to import.
+    network = network if isinstance(network, nn.Module) else getattr(network, "net", network)
     methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
     if any(mode_arguments(method, True) for method in methods if callable(method)):
         return False
@@ -177,13 +175,7 @@ def _leaves_dropout_off(model: Any) -> bool:
     return len(arguments) != 1 or any(isinstance(field, bool) for field in fields)
 
 
-def _network_of(model: Any) -> Any:
-    network = inspect.unwrap(model)
-    # `net` is an attribute of what `from_nnx` returns; nnx takes long to import.
-    return network if isinstance(network, nn.Module) else getattr(network, "net", network)
-
-
-def _refusing_dropout(model: Any) -> AbstractContextManager:
+def _refusing_dropout() -> AbstractContextManager:
     """Returns a context in which dropout with a rate above 0 that is off raises ValueError."""
 
     def refuse(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -192,11 +184,9 @@ def _refusing_dropout(model: Any) -> AbstractContextManager:
         off = arguments.get("deterministic")
         off = module.deterministic if off is None else off
         if off is True and (_rate(module) or 0) > 0:
-            raise ValueError(
-                f"the dropout {'/'.join(call.path)!r} of {network_name(_network_of(model))} is off "
-                f"in training: pass it an argument {', '.join((*TRAINING, *PREDICTING))} of its "
-                "model's __call__, or set its rate to 0"
-            )
+            problem = f"the dropout {'/'.join(call.path)!r} is off in training"
+            remedy = f"give __call__ an argument {', '.join((*TRAINING, *PREDICTING))}"
+            raise ValueError(f"{problem}: {remedy}, or set its rate to 0")
         return function(*args, **kwargs)
 
     def concerns(call: Call) -> bool:

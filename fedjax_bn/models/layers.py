@@ -70,14 +70,10 @@ class Network(nn.Module, kw_only=True):
         Args:
           x: f[B, H, W, C].
           features: number of output channels F.
-          kernel: side of the kernel.
-          strides: stride in both directions.
-          padding: zeros on each of the four sides.
-          name: the layer's name.
-          kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-          use_bias: whether there is a bias, by default drawn as in PyTorch.
+          kernel, strides, padding: the same in both directions, in pixels.
+          name, kernel_init, use_bias, **options: as in `nn.Conv`; by default `cpu.convolve`
+            convolves, and a bias is drawn as in PyTorch.
           columns: the numbers of columns packed in x and the result (`engine.packed_columns`).
-          **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:
           f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F]; a padded map that is smaller
@@ -122,13 +118,7 @@ class Network(nn.Module, kw_only=True):
 
     @nn.nowrap
     def normalize_and_pool(
-        self,
-        x: jax.Array,
-        name: str,
-        window: int,
-        strides: int,
-        padding: int = 0,
-        **options: Any,
+        self, x: jax.Array, name: str, window: int, strides: int, padding: int = 0, **options: Any
     ) -> jax.Array:
         """Applies the network's norm, a ReLU and `max_pool`, f[B, H, W, C] -> f[B, H', W', C].
 
@@ -177,11 +167,9 @@ class Network(nn.Module, kw_only=True):
     def require_sides(self, images: jax.Array, stride: int) -> None:
         """Raises ValueError unless the network's coarsest stride divides the sides of images."""
         require_floats(images)
-        if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
-            raise ValueError(
-                f"{type(self).__name__} reads images f[B, H, W, C] whose sides {stride} divides, "
-                f"not samples of shape {images.shape[1:]}: choose another image size"
-            )
+        if images.ndim != 4 or any(n == 0 or n % stride for n in images.shape[1:3]):
+            reads = f"{type(self).__name__} reads images f[H, W, C] whose sides {stride} divides"
+            raise ValueError(f"{reads}, not {images.shape[1:]}: choose another image size")
 
     @nn.nowrap
     def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:
@@ -270,25 +258,21 @@ class _GroupNorm(nn.Module):
 def require_floats(x: jax.Array) -> None:
     """Raises ValueError for integers: stored pixels must be standardized before a network."""
     if jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(
-            f"a network reads floats, prepared as in training, and these are {x.dtype}: use "
-            "fedjax_bn.serving.predictor or engine.images.standardize"
-        )
+        remedy = "use fedjax_bn.serving.predictor or engine.images.standardize"
+        raise ValueError(f"a network reads floats as in training, not {x.dtype}: {remedy}")
 
 
 def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
     require_floats(x)
     if x.ndim != 4 or min(x.shape[1:3]) + 2 * padding < window:
-        raise ValueError(
-            f"{name} needs a map f[B, H, W, C] of at least {window}x{window} pixels, and samples "
-            f"of shape {x.shape[1:]} are too small: use larger images or another model, such as MLP"
-        )
+        needed = f"{name} needs maps f[H, W, C] of at least {window}x{window} pixels"
+        raise ValueError(f"{needed}, not {x.shape[1:]}: use larger images, or a model such as MLP")
 
 
 def variant(kind: type[_Network], name: str, about: str, **usual: Any) -> Callable[..., _Network]:
     """Returns a function `name(num_classes, **fields)` that makes a network of these usual fields.
 
-    `about` is its docstring.
+    Its docstring is `about` and where the fields are described.
     """
     # From the class, so that its default is written once.
     usual_classes: int = vars(kind)["num_classes"]
@@ -297,6 +281,6 @@ def variant(kind: type[_Network], name: str, about: str, **usual: Any) -> Callab
         return kind(num_classes=num_classes, **usual | fields)
 
     make.__name__ = make.__qualname__ = name
-    make.__module__, make.__doc__ = kind.__module__, about
+    make.__module__, make.__doc__ = kind.__module__, f"{about}; fields as in `{kind.__name__}`."
     make.__annotations__["return"] = kind  # from which the configuration reads the fields
     return make

@@ -49,10 +49,10 @@ class _LowRank(Wrapped):
             x, a, b = nn.dtypes.promote_dtype(x, a, b)
             return y + (x @ a @ b).astype(y.dtype)
 
-        def concerns(call: Call) -> bool:
+        def has_factors(call: Any) -> bool:
             return call.is_dense and call.path in factors
 
-        with intercepting(added, concerns, reads_outputs=False):
+        with intercepting(added, has_factors, reads_outputs=False):
             return self.network.apply(plain, images, **options)
 
 
@@ -69,10 +69,7 @@ def lora(model: Any, *, rank: Units, where: Callable[[str], bool]) -> _LowRank:
 
 
 def with_factors(
-    key: jax.Array,
-    model: _LowRank,
-    variables: Variables,
-    images: jax.Array | jax.ShapeDtypeStruct,
+    key: jax.Array, model: _LowRank, variables: Variables, images: jax.Array | jax.ShapeDtypeStruct
 ) -> Variables:
     """Adds factors to the variables of the network in `model`, such as pretrained ones.
 
@@ -91,10 +88,8 @@ def with_factors(
         shapes_of(model.network, variables, images)
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
     if not chosen:
-        raise ValueError(
-            f"where chooses none of the dense layers of {network_name(model)}: "
-            f"{', '.join(map('/'.join, sorted(kernels))) or 'it has none'}"
-        )
+        layers = ", ".join(map("/".join, sorted(kernels))) or "none"
+        raise ValueError(f"where chooses none of {network_name(model)}'s dense layers: {layers}")
     params = flatten_dict(variables["params"])
     keys = jax.random.split(stream(key, "low-rank factors"), len(chosen))
     for factor_key, path in zip(keys, chosen, strict=True):
@@ -136,10 +131,7 @@ def all_but_factors(*paths: str) -> SharingRule:
 def _parts(variables: Variables) -> tuple[Variables, dict[tuple, tuple[jax.Array, jax.Array]]]:
     """The network's variables, and path of a layer -> its factors (A, B)."""
     leaves = flatten_dict(variables["params"])
-    factors = {
-        path[:-1]: (leaf, leaves[*path[:-1], FACTORS[1]])
-        for path, leaf in leaves.items()
-        if path[-1] == FACTORS[0]
-    }
+    layers = [path[:-1] for path in leaves if path[-1] == FACTORS[0]]
+    factors = {layer: (leaves[*layer, "lora_a"], leaves[*layer, "lora_b"]) for layer in layers}
     plain = {path: leaf for path, leaf in leaves.items() if path[-1] not in FACTORS}
     return {**variables, "params": unflatten_dict(plain)}, factors

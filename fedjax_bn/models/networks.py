@@ -154,7 +154,7 @@ class DigitCNN(Classifier):
 SmallDigitCNN = variant(
     DigitCNN,
     "SmallDigitCNN",
-    "DigitCNN with hidden layers of 256 and 128: 2.0 instead of 14.2 million parameters.",
+    "DigitCNN with hidden layers of 256 and 128: 2.0 instead of 14.2 million parameters",
     hidden=(256, 128),
 )
 
@@ -282,19 +282,19 @@ class ResNet(Classifier):
 ResNet10 = variant(
     ResNet,
     "ResNet10",
-    "ResNet-10, for small experiments: 12 batch norms, 512 features; fields as in `ResNet`.",
+    "ResNet-10, for small experiments: 12 batch norms, 512 features",
     stage_sizes=(1, 1, 1, 1),
 )
 ResNet18 = variant(
     ResNet,
     "ResNet18",
-    "ResNet-18: 20 batch norms, 3 of them in shortcuts; 512 features; fields as in `ResNet`.",
+    "ResNet-18: 20 batch norms, 3 of them in shortcuts; 512 features",
     stage_sizes=(2, 2, 2, 2),
 )
 ResNet50 = variant(
     ResNet,
     "ResNet50",
-    "ResNet-50: bottlenecks, 53 batch norms, 2048 features; fields as in `ResNet`.",
+    "ResNet-50: bottlenecks, 53 batch norms, 2048 features",
     stage_sizes=(3, 4, 6, 3),
     bottleneck=True,
 )
@@ -365,7 +365,7 @@ class DenseNet(Classifier):
 DenseNet121 = variant(
     DenseNet,
     "DenseNet121",
-    "DenseNet-121: 121 batch norms, 1024 features; fields as in `DenseNet`.",
+    "DenseNet-121: 121 batch norms, 1024 features",
     block_sizes=(6, 12, 24, 16),
 )
 

@@ -64,20 +64,13 @@ class _NnxModel:
         rngs: dict[str, jax.Array] | None = None,
         method: Callable[..., Any] | None = None,
     ) -> Any:
-        """Passes a batch through a fresh copy of `net` with these variables.
+        """Passes images f[B, ...] through a copy of `net` with these variables, as linen's `apply`.
 
-        Args:
-          variables: collections as from `init`, or else ValueError; others are ignored.
-          images: f[B, ...].
-          train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also passed to
-            the call if it has one of the arguments of `normalization.calls.mode_arguments`.
-          mutable: collections to return, among "batch_stats" and "recorded".
-          rngs: every stream of `net` gets its own key from `rngs["dropout"]`, or else starts from
-            its state at `from_nnx`. A call with an argument `rngs` gets streams of this key or 0.
-          method: `method(net, images)` is called instead of `net(images)`.
-
-        Returns:
-          The output, or the pair (output, collections) if `mutable` names any.
+        `train` sets the mode of `net.train()` or `net.eval()`, and is passed to a call that has one
+        of the arguments of `normalization.calls.mode_arguments`; `mutable` may name "batch_stats"
+        and "recorded". Every stream of `net` gets its own key from `rngs["dropout"]`, or else
+        starts from its state at `from_nnx`; a call with an argument `rngs` gets streams of this key
+        or 0. `method(net, images)` is called instead of `net(images)`.
         """
         net = _copied(self.net)
         _fill(net, variables)
@@ -111,7 +104,7 @@ class _NnxModel:
         # What `models.classifier` looks for; other functions of the net would run outside a pass.
         if name in ("features", "classify", "classifier_path"):
             return getattr(self.net, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return object.__getattribute__(self, name)
 
 
 def from_nnx(net: nnx.Module) -> _NnxModel:

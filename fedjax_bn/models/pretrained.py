@@ -6,10 +6,9 @@ the Hugging Face hub (timm's conversions of torchvision's weights), or from torc
 """
 
 import importlib
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +37,8 @@ _RENAMED: dict[type[nn.Module], list[tuple[str, str]]] = {
     DenseNet: [(r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2")],
 }
 _SUFFIXES = (".safetensors", ".pth", ".pt")
-# Keras subtracts these means from pixels 0 to 255 in the order blue, green, red.
-_BGR_MEANS = np.array((103.939, 116.779, 123.68))
-# The usual standardization of RGB pixels 0 to 1, of which ours are made.
-_MEAN, _STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
-_KERAS_LEAVES = {
-    "kernel": "weight",
-    "gamma": "weight",
-    "beta": "bias",
-    "bias": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
-_BRANCHES = {"2a": "conv1", "2b": "conv2", "2c": "conv3", "1": "downsample.0"}
+# The tensor that `launch/convert/keras_resnet.py` adds.
+KERAS_MARK = "form_of_keras"
 
 
 def load_pretrained(
@@ -66,8 +54,7 @@ def load_pretrained(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-        For a ResNet with `keras=True`, a folder with `model.json` of TensorFlow.js. In a path
-        ~ is the home folder.
+        In a path ~ is the home folder.
       model: a ResNet, DenseNet, AlexNet, ViT, ConvNeXt, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
@@ -81,20 +68,22 @@ def load_pretrained(
       ValueError: there are no weights for this kind of model, the file is damaged or cannot be
         fetched, or a tensor does not fit (see `torch_weights.convert`); the message names it.
     """
-    path, keras = Path(os.path.expanduser(source)), getattr(model, "keras", False)
-    if type(model) not in _KINDS or (path / "model.json").is_file() != keras:
-        raise ValueError(
-            f"pretrained weights {source} are not for {type(model).__name__} with keras={keras}: "
-            f"files are for {', '.join(kind.__name__ for kind in _KINDS)}, and folders of Keras "
-            "for ResNet50:keras=True"
-        )
+    if type(model) not in _KINDS:
+        kinds = ", ".join(kind.__name__ for kind in _KINDS)
+        raise ValueError(f"pretrained weights are for {kinds}, not for {type(model).__name__}")
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
     tensors = {}
-    for name, tensor in (_read_keras(path) if keras else _read(source, path)).items():
+    for name, tensor in _read(source).items():
         for pattern, replacement in _RENAMED.get(type(model), ()):
             name = re.sub(pattern, replacement, name)
         tensors[name] = tensor
+    # Equal names and shapes, but another stride and epsilon: nothing else would notice.
+    if (tensors.pop(KERAS_MARK, None) is not None) != getattr(model, "keras", False):
+        raise ValueError(
+            f"pretrained weights {source} do not fit this {type(model).__name__}: files of "
+            "launch/convert/keras_resnet.py are for keras=True, all others for keras=False"
+        )
     if isinstance(model, ViT):
         # It replaces hidden patches in DINOv2's own training alone.
         tensors.pop("mask_token", None)
@@ -152,15 +141,16 @@ def _fresh_of_torchvisions_alexnet(
     return fresh, notes
 
 
-def _read(source: str | Path, path: Path) -> _Tensors:
+def _read(source: str | Path) -> _Tensors:
     """Reads the tensors of a file or hub id, by name."""
+    path = Path(os.path.expanduser(source))
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
     is_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source))
     if path.exists() or path.suffix in _SUFFIXES or not is_id:
         raise FileNotFoundError(
-            f"there is no file {source} with pretrained weights: give a .safetensors or .pth file, "
-            "or a hub id such as timm/resnet18.tv_in1k"
+            f"{source} is no file with pretrained weights: give a .safetensors or .pth file, or a "
+            "hub id such as timm/resnet18.tv_in1k"
         )
     # Imported only here: most runs start from scratch or from a file.
     hub = _imported("huggingface_hub", f"fetching {source}")
@@ -168,10 +158,9 @@ def _read(source: str | Path, path: Path) -> _Tensors:
     try:
         file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
     except Exception as error:  # no network, no such repository, no such file, no space, ...
-        raise ValueError(
-            f"pretrained weights {source} cannot be fetched ({_reason(error)}): check the id and "
-            "the connection, or give a file"
-        ) from error
+        problem = f"cannot be fetched ({type(error).__name__}: {one_line(error)})"
+        remedy = "check the id, or give a file"
+        raise ValueError(f"pretrained weights {source} {problem}: {remedy}") from error
     return _read_file(Path(file))
 
 
@@ -185,14 +174,9 @@ def _read_file(path: Path) -> _Tensors:
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # a damaged file may raise any type of exception in the readers
-        raise ValueError(
-            f"pretrained weights {path} are damaged or hold objects, which would run code "
-            f"({_reason(error)}): fetch the file again, or save model.float().state_dict()"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(error)}"
+        problem = f"are damaged or hold objects ({type(error).__name__}: {one_line(error)})"
+        remedy = "fetch them again, or save model.float().state_dict()"
+        raise ValueError(f"pretrained weights {path} {problem}: {remedy}") from error
 
 
 def _imported(name: str, purpose: str) -> Any:
@@ -203,75 +187,3 @@ def _imported(name: str, purpose: str) -> Any:
         package = name.partition(".")[0]
         remedy = "torch" if package == "torch" else "'fedjax_bn[pretrained]'"
         raise ModuleNotFoundError(f"{purpose} needs {package}: pip install {remedy}") from error
-
-
-def _read_keras(folder: Path) -> _Tensors:
-    """Reads a ResNet of Keras' applications from the form of TensorFlow.js, by torchvision's names.
-
-    The folder has `model.json`, whose manifest lists arrays and their shards, and the shards. The
-    network is `ResNet(keras=True)`, without biases in convolutions: a bias is subtracted from the
-    running mean of the batch norm that follows. The first kernel reads RGB images standardized by
-    ImageNet's mean and deviation: its channels are reversed and scaled, and what the means differ
-    by, at most half a grey level, is subtracted from the running mean, so only borders differ.
-    """
-    tensors, biases = {}, {}
-    for name, array in _arrays(folder):
-        layer, leaf = _torch_layer(name), name.rpartition("/")[2]
-        if leaf == "bias" and layer != "fc":
-            biases[_norm_after(layer)] = array
-            continue
-        # Keras' kernels end in (inputs, outputs), PyTorch's begin with (outputs, inputs).
-        kernel = array if array.ndim < 2 else np.moveaxis(array, (-2, -1), (1, 0))
-        tensors[f"{layer}.{_KERAS_LEAVES[leaf]}"] = kernel
-    for layer, bias in biases.items():
-        mean = tensors[f"{layer}.running_mean"]
-        # norm(x + bias) with mean m is norm(x) with mean m - bias.
-        tensors[f"{layer}.running_mean"] = mean.astype(np.float64) - bias
-    _read_rgb(tensors)
-    return tensors
-
-
-def _read_rgb(tensors: _Tensors) -> None:
-    """Makes the first kernel f[F, 3, h, w] read standardized RGB instead of BGR less its means."""
-    kernel = tensors["conv1.weight"].astype(np.float64)[:, ::-1]
-    # In grey levels: what ImageNet's means differ by from those that Keras subtracts.
-    offset = 255 * _MEAN - _BGR_MEANS[::-1]
-    mean = tensors["bn1.running_mean"] - kernel.sum((2, 3)) @ offset
-    kernel = kernel * (255 * _STD)[:, None, None]
-    tensors |= {"conv1.weight": kernel, "bn1.running_mean": mean}
-
-
-def _torch_layer(name: str) -> str:
-    """Torchvision's name of an array's layer: "layer1.0.bn1" for "bn2a_branch2a/gamma"."""
-    layer, _, leaf = name.rpartition("/")
-    usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
-    match = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
-    if usual and leaf in _KERAS_LEAVES:
-        return usual
-    if not match or leaf not in _KERAS_LEAVES:
-        raise ValueError(f"{name} is not of a ResNet of Keras: give the folder of a ResNet50")
-    kind, stage, block, branch = match.groups()
-    part = _BRANCHES[branch] if kind == "res" else _norm_after(_BRANCHES[branch])
-    return f"layer{int(stage) - 1}.{ord(block) - ord('a')}.{part}"
-
-
-def _norm_after(layer: str) -> str:
-    """Torchvision's name of the batch norm that follows a convolution."""
-    return layer.replace("conv", "bn").replace("downsample.0", "downsample.1")
-
-
-def _arrays(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields name and array of the manifest; each group's shards are joined."""
-    place = folder / "model.json"
-    try:
-        for group in json.loads(place.read_text())["weightsManifest"]:
-            paths = [folder / Path(path).name for path in group["paths"]]
-            content, start = b"".join(path.read_bytes() for path in paths), 0
-            for entry in group["weights"]:
-                array = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start)
-                yield entry["name"], array.reshape(entry["shape"])
-                start += array.nbytes
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{place} or a shard of it is damaged or of another form ({error!r}): fetch it again"
-        ) from error

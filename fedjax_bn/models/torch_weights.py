@@ -79,25 +79,15 @@ _NAMES = {
     ),
 }
 _ANCHORS = "model.24.anchors"
-_LEAVES = {
-    "kernel": "weight",
-    "scale": "weight",
-    "bias": "bias",
-    "mean": "running_mean",
-    "var": "running_var",
-    "gamma": "gamma",
-    "cls_token": "cls_token",
-    "pos_embed": "pos_embed",
-}
+# Leaves of another name in PyTorch.
+_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
 # Leaves of the same layout in both, whatever their number of axes.
 _SAME = ("cls_token", "pos_embed")
 _COUNTER = "num_batches_tracked"
 
 
 def from_torch(
-    model: nn.Module,
-    state_dict: Mapping[str, Any],
-    image_shape: Sequence[int] | None = None,
+    model: nn.Module, state_dict: Mapping[str, Any], image_shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Returns variables with which `model` computes the same outputs as PyTorch's network.
 
@@ -132,8 +122,7 @@ def convert(
 ) -> dict[Path, jax.Array]:
     """Converts PyTorch's tensors to some leaves of the variables of `model`, path -> array.
 
-    `model`, `image_shape` and errors are as in `from_torch`; `state_dict` has exactly the tensors
-    of these leaves, optionally with counters, and `leaves` path -> an object with its shape.
+    All is as in `from_torch`; `leaves` is path -> an object with its shape.
     """
     names = {path: torch_name(model, path) for path in leaves}
     expected = {*names.values(), *([_ANCHORS] if isinstance(model, YOLOv5) else [])}
@@ -142,19 +131,22 @@ def convert(
     unfit = expected ^ (set(state_dict) - (counters - expected))
     if unfit:
         lacking, extra = sorted(expected & unfit), sorted(unfit - expected)
-        raise ValueError(
-            f"the state dict does not fit {type(model).__name__}: it lacks {len(lacking)} "
-            f"tensors, {lacking[:5]}, and has left over {len(extra)}, {extra[:5]}"
-        )
+        problem = f"lacks {len(lacking)} {lacking[:5]}, and has left over {len(extra)} {extra[:5]}"
+        raise ValueError(f"the state dict of a {type(model).__name__} {problem}")
     if isinstance(model, YOLOv5):
-        _check_anchors(model, state_dict[_ANCHORS])
+        # Published files hold them in half precision.
+        anchors, model_anchors = np.asarray(state_dict[_ANCHORS]), _anchors_in_cells(model)
+        same_shape = anchors.shape == model_anchors.shape
+        if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
+            cells = f"{anchors.tolist()} in cells"
+            raise ValueError(f"{_ANCHORS} are {cells}: build the model with these, in pixels")
     maps = _flattened_maps(model, image_shape)
     converted = {}
     for path, leaf in leaves.items():
         name, shape = names[path], leaf.shape
         same = len(shape) < 2 or path[-1] in _SAME
         torch_shape = shape if same else (*shape[:-3:-1], *shape[:-2])
-        tensor = _checked(name, _swapped(name, state_dict[name]), torch_shape)
+        tensor = _fitting(name, _swapped(name, state_dict[name]), torch_shape)
         if path in maps:
             # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
@@ -195,12 +187,12 @@ def torch_name(model: nn.Module, path: Path) -> str:
     """
     if type(model) not in _NAMES:
         kinds = ", ".join(sorted(kind.__name__ for kind in _NAMES))
-        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {kinds}")
+        raise ValueError(f"PyTorch's names are known for {kinds}, not for {type(model).__name__}")
     _, *layer, leaf = path
     name = "/".join(layer)
     for pattern, replacement in _NAMES[type(model)]:
         name = re.sub(pattern, replacement, name)
-    return f"{name}.{_LEAVES[leaf]}".removeprefix(".")
+    return f"{name}.{_LEAVES.get(leaf, leaf)}".removeprefix(".")
 
 
 def _swapped(name: str, tensor: Any) -> Any:
@@ -228,19 +220,7 @@ def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
     return np.asarray(sizes, np.float32) / np.asarray(strides, np.float32)[:, None, None]
 
 
-def _check_anchors(model: YOLOv5, anchors: Any) -> None:
-    """Raises ValueError if a file's anchors differ from the model's."""
-    anchors, model_anchors = np.asarray(anchors, np.float32), _anchors_in_cells(model)
-    same_shape = anchors.shape == model_anchors.shape
-    # Published files hold them in half precision.
-    if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
-        raise ValueError(
-            f"{_ANCHORS} are {anchors.tolist()} in cells, but this model's are "
-            f"{model_anchors.tolist()}: build it with the file's anchors=Anchors(...), in pixels"
-        )
-
-
-def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _fitting(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     """PyTorch's tensor as an array; raises ValueError if shape or values do not fit."""
     tensor = np.asarray(tensor)
     dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
@@ -248,7 +228,7 @@ def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
     if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
         raise ValueError(
-            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape}, of "
-            f"floats finite in {dtype} and variances of at least 0 (a pos_embed is of image_size)"
+            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape} of "
+            f"numbers that are finite in {dtype}, and variances of at least 0"
         )
     return tensor

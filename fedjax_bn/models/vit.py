@@ -30,6 +30,8 @@ def _dense(net: Network, features: int, name: str | None = None) -> nn.Dense:
 
 def _layer_norm(net: Network, x: jax.Array, name: str) -> jax.Array:
     """Layer norm over the channels of f[..., C]."""
+    if net.norm != "batch":
+        raise ValueError(f"a network of layer norms has no norm={net.norm!r}: leave it out")
     # Flax's fast variance, E[x^2] - E[x]^2, loses digits.
     layer = nn.LayerNorm(1e-6, use_fast_variance=False, param_dtype=net.param_dtype, name=name)
     with jax.numpy_dtype_promotion("standard"):  # flax's layer mixes bfloat16 and float32
@@ -40,11 +42,6 @@ def _perceptron(net: Network, x: jax.Array, hidden: int) -> jax.Array:
     """Dense, exact GELU, dense: f[..., C] -> f[..., C]."""
     x, width = nn.gelu(_dense(net, hidden, "fc1")(x), approximate=False), x.shape[-1]
     return _dense(net, width, "fc2")(x)
-
-
-def _require_usual_norm(net: Network) -> None:
-    if net.norm != "batch":
-        raise ValueError(f"{type(net).__name__} has layer norms alone: leave norm={net.norm!r} out")
 
 
 class _LayerScale(Network):
@@ -115,12 +112,9 @@ class ViT(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        _require_usual_norm(self)
         if self.width % self.heads or self.image_size % self.patch:
-            raise ValueError(
-                f"heads={self.heads} must divide width={self.width}, and patch={self.patch} "
-                f"image_size={self.image_size}"
-            )
+            pairs = f"width={self.width}, and patch={self.patch} image_size={self.image_size}"
+            raise ValueError(f"heads={self.heads} must divide {pairs}")
         self.head = _dense(self, self.num_classes)
 
     @nn.compact
@@ -156,23 +150,16 @@ def _resized(positions: jax.Array, size: int, shape: Sequence[int]) -> jax.Array
     return jnp.concatenate([token, grid.reshape(1, -1, width)], 1)
 
 
-ViTS16 = variant(
-    ViT, "ViTS16", "ViT-S/16, timm's vit_small_patch16_224: 384 features; fields as in `ViT`."
-)
+ViTS16 = variant(ViT, "ViTS16", "ViT-S/16, timm's vit_small_patch16_224: 384 features")
 ViTB16 = variant(
-    ViT,
-    "ViTB16",
-    "ViT-B/16, timm's vit_base_patch16_224: 768 features; fields as in `ViT`.",
-    width=768,
-    heads=12,
+    ViT, "ViTB16", "ViT-B/16, timm's vit_base_patch16_224: 768 features", width=768, heads=12
 )
 DINOv2S14 = variant(
     ViT,
     "DINOv2S14",
     """DINOv2's ViT-S/14 (Oquab et al. 2023), timm's vit_small_patch14_dinov2: 384 features.
 
-    Its files have no classifier, and 37x37 positions, for images of 518x518; fields as in `ViT`.
-    """,
+    Its files have no classifier, and 37x37 positions, for images of 518x518""",
     patch=14,
     image_size=518,
     layer_scale=1e-5,
@@ -187,13 +174,7 @@ class _ConvNeXtBlock(Network):
         """f[B, H, W, C] -> f[B, H, W, C]."""
         channels = x.shape[-1]
         y = self.convolve(
-            x,
-            channels,
-            7,
-            padding=3,
-            feature_group_count=channels,
-            name="conv_dw",
-            **_TIMMS,
+            x, channels, 7, padding=3, feature_group_count=channels, name="conv_dw", **_TIMMS
         )
         y = _perceptron(self, _layer_norm(self, y, "norm"), 4 * channels)
         return x + self.part(_LayerScale, 1e-6, name="ls")(y)
@@ -214,7 +195,6 @@ class ConvNeXt(Classifier):
 
     def setup(self) -> None:
         """Makes the classifier."""
-        _require_usual_norm(self)
         self.head = _dense(self, self.num_classes)
 
     @nn.compact
@@ -236,8 +216,4 @@ class ConvNeXt(Classifier):
         return self.convolve(x, width, factor, factor, name=name, **_TIMMS)
 
 
-ConvNeXtT = variant(
-    ConvNeXt,
-    "ConvNeXtT",
-    "ConvNeXt-T, timm's convnext_tiny: 768 features; fields as in `ConvNeXt`.",
-)
+ConvNeXtT = variant(ConvNeXt, "ConvNeXtT", "ConvNeXt-T, timm's convnext_tiny: 768 features")

@@ -112,20 +112,8 @@ class YOLOv5(Network):
         return self.part(_CrossStage, *sizes, name=f"layer{i}")(x)
 
 
-YOLOv5n = variant(
-    YOLOv5,
-    "YOLOv5n",
-    "YOLOv5n: 1,872,157 parameters with 80 classes; fields as in `YOLOv5`.",
-    width=0.25,
-    depth=0.33,
-)
-YOLOv5s = variant(
-    YOLOv5,
-    "YOLOv5s",
-    "YOLOv5s: 7,235,389 parameters with 80 classes; fields as in `YOLOv5`.",
-    width=0.5,
-    depth=0.33,
-)
+YOLOv5n = variant(YOLOv5, "YOLOv5n", "YOLOv5n: 1,872,157 parameters with 80 classes")
+YOLOv5s = variant(YOLOv5, "YOLOv5s", "YOLOv5s: 7,235,389 parameters with 80 classes", width=0.5)
 
 
 @bounded

@@ -40,11 +40,9 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
         width = max(channels // _REDUCTION, 1)
+        drawn = kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype)
         adapter[name] = {
-            "hidden": {
-                "kernel": kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype),
-                "bias": jnp.zeros(width, dtype),
-            },
+            "hidden": {"kernel": drawn, "bias": jnp.zeros(width, dtype)},
             "out": {"kernel": jnp.zeros((width, 2), dtype), "bias": jnp.asarray(_START, dtype)},
         }
     return adapter
@@ -55,17 +53,13 @@ def with_adapter(
 ) -> dict[str, Any]:
     """Adds the collection `adapter`, with an adapter for every spatial batch norm.
 
-    Only the shape of the images f[B, ...] counts.
-
-    Raises:
-      ValueError: the model has no batch norm with spatial axes.
+    Of the images f[B, ...] only the shape counts. A model without such batch norms raises
+    ValueError.
     """
     layers = spatial_layers(model, variables, images)
     if not layers:
-        raise ValueError(
-            f"{network_name(model)} has no batch norm with spatial axes for images "
-            f"{tuple(images.shape)}: train without the adapter"
-        )
+        name, shape = network_name(model), tuple(images.shape)
+        raise ValueError(f"{name} has no spatial batch norm for images {shape}: leave adapter out")
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     return {**variables, COLLECTION: init(key, layers, dtype)}
 
@@ -96,11 +90,8 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         if not is_spatial(x):
             return running_statistics(layer, x)
         if layer.name not in adapter:
-            raise ValueError(
-                f"batch norm {layer.name!r} has no zero-shot adapter, only "
-                f"{', '.join(sorted(adapter)) or 'no layer'}: train with fediga, or make one with "
-                "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
-            )
+            remedy = "train with fediga, or with_adapter for this model and image size"
+            raise ValueError(f"batch norm {layer.name!r} has no zero-shot adapter: {remedy}")
         instance, received = deviations(layer, x)
         distances = [own - running for own, running in zip(instance, received, strict=True)]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(distances, axis=-1))

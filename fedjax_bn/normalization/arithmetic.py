@@ -2,14 +2,13 @@
 
 XLA:CPU sums over positions slowly. In its sums per channel, few channels do not fill the
 processor's vectors. Here long rows of the map are added to each other until few are left; this
-takes 0.4 of the time with 16 channels and 0.6 with 32, and has smaller rounding errors. XLA's sums
-per sample run over a middle axis, at a fraction of the memory's rate. Here neighbours are added to
-each other, and products with a row of ones sum the rest, between two and ten times as fast.
+takes 0.4 of the time with 16 channels, and has smaller rounding errors. XLA's sums per sample run
+over a middle axis. Here neighbours are added to each other, and products with a row of ones sum the
+rest, between two and ten times as fast.
 
-XLA's derivative of a batch norm reads the map once for each sum that it does not know to be zero or
-to be there already, and an accelerator spends more time in these passes than in the convolutions.
-Of the derivatives here that of the moments has no such sum, and that of the normalization has two,
-which XLA computes in one pass.
+XLA's derivative of a batch norm reads the map once for each sum that it does not know to be zero,
+and an accelerator spends more time in these passes than in the convolutions. Of the derivatives
+here that of the moments has no such sum, and that of the normalization two, in one pass.
 """
 
 from collections.abc import Callable

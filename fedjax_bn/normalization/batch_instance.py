@@ -21,18 +21,13 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
     x_B is normalized by the batch's statistics in a pass that may move `batch_stats`, and by the
     running ones in any other pass; x_I is normalized by the sample's own. The sum is computed as
     one normalization, with deviation 1 / (rho / std_B + (1 - rho) / std_I). A layer without spatial
-    axes is a plain batch norm.
-
-    Raises:
-      ValueError: the variables have no gates (see `with_gates`).
+    axes is a plain batch norm, one without a gate (`with_gates`) raises ValueError.
     """
     if not is_spatial(x):
         return statistics_of(None, layer, x, valid)
     if layer.gate is None:
-        raise ValueError(
-            f"batch norm {layer.name!r} has no gate: make the variables with "
-            "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
-        )
+        remedy = "train with fedig:gates=True or copa, or add batch_instance.with_gates"
+        raise ValueError(f"batch norm {layer.name!r} has no gate: {remedy}")
     own_mean, own_var = instance_moments(x, layer.columns)
     plain = Statistics(layer.mean, layer.var)
     if layer.training:

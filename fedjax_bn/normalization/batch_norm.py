@@ -170,19 +170,15 @@ def flax_batch_norm(
 ) -> tuple[jax.Array, Statistics]:
     """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
 
-    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call.
-
-    Raises:
-      ValueError: the batch norm has an option that statistics rules do not handle.
+    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call. An
+    option that statistics rules do not handle raises ValueError.
     """
     options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
     x = options["x"]
     is_last = module.axis in (-1, x.ndim - 1)
     if not is_last or module.axis_name is not None or options.get("mask") is not None:
-        raise ValueError(
-            f"no statistics rule serves the batch norm {layer.name!r} with axis={module.axis}, "
-            f"axis_name={module.axis_name!r} or a mask: put the channels last, and leave these out"
-        )
+        fields = f"axis={module.axis}, axis_name={module.axis_name!r} or a mask"
+        raise ValueError(f"batch norm {layer.name!r} with {fields} serves no rule: leave them out")
     statistics = statistics_of(rule, layer, x, valid)
     y = normalize(x, statistics, layer.epsilon, *affine)
     leaves = [leaf.dtype for leaf in affine if leaf is not None]

@@ -150,11 +150,9 @@ def normalize_with(
     def hand_over(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.normalize:
             return call.normalize(function, args, kwargs, statistics, valid)
-        raise ValueError(
-            f"no statistics rule reaches the running statistics of the module "
-            f"{'/'.join(call.path) or 'at the root'!r}: use {SERVED} there, or a method and an "
-            "adaptation without a rule, such as fedbn and running"
-        )
+        name = "/".join(call.path) or "at the root"
+        remedy = f"use {SERVED}, or fedbn and running"
+        raise ValueError(f"no rule reaches the running statistics of {name!r}: {remedy}")
 
     return intercepting(hand_over, concerns, reads_outputs=False)
 
@@ -162,10 +160,7 @@ def normalize_with(
 def spatial_layers(
     model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Returns name -> channels C of every batch norm with spatial axes, found by a trace.
-
-    Variables and images f[B, ...] are arrays or `jax.ShapeDtypeStruct`.
-    """
+    """Returns name -> channels C of every batch norm with spatial axes, found by a trace."""
     channels = {}
 
     def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
@@ -182,10 +177,10 @@ def spatial_layers(
 def in_forward_order(
     names: Iterable[str], model: Any, variables: dict, images: jax.Array
 ) -> list[str]:
-    """Returns names of modules in the order in which a forward pass first calls them.
+    """Returns names of modules in the order in which a trace first calls them.
 
     Names are paths such as "layer1_0/norm1", or "." for the model itself; `jit` and trees of
-    variables sort them. The order is found by a trace; modules that are not called come last.
+    variables sort them. Modules that are not called come last.
     """
     order: dict[str, int] = {}
 

@@ -2,9 +2,9 @@
 
 A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. This module has two rules,
 for batch and running statistics; the rule of each paper is in its own file. A rule is pure: it
-returns the values that it moves or records, and the module that applies the rule stores them. (A
-rule that does neither may return a plain pair.) So the same rule works for our `BatchNorm`, flax's
-`nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
+returns the values that it moves or records, and the module that applies the rule stores them. So
+the same rule works for our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm` (see `calls`). A
+rule that neither moves nor records may return a plain pair.
 """
 
 import zlib

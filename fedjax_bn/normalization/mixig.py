@@ -22,13 +22,7 @@ from fedjax_bn.normalization.instance import (
     instance_moments,
     moments_of_all,
 )
-from fedjax_bn.normalization.layer import (
-    Layer,
-    Statistics,
-    StatisticsRule,
-    is_spatial,
-    moments,
-)
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial, moments
 
 # draw(key, shape, dtype) -> u of this shape
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
@@ -96,11 +90,9 @@ def _mixstyle_statistics(
 ) -> StatisticsRule:
     """Returns the rule that normalizes MixStyle(x) with the batch statistics of MixStyle(x).
 
-    MixStyle(x) = std_mix (x - mean_i) / std_i + mean_mix (Zhou et al., ICLR 2021). mean_mix and
-    std_mix weigh sample i by lambda and another sample by 1 - lambda, with lambda ~ Beta(a, a)
-    drawn per sample, without gradient. It acts before every spatial batch norm, instead of MixIG
-    (FedIG, Table 3b), not after selected blocks. `concentration` is a, and `probability` that of a
-    layer to mix.
+    MixStyle(x) = std_mix (x - mean_i) / std_i + mean_mix (see `contrib.mixstyle`). It acts before
+    every spatial batch norm, instead of MixIG (FedIG, Table 3b), not after selected blocks.
+    `concentration` is that of the weights, and `probability` that of a layer to mix.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

@@ -3,7 +3,11 @@
 import io
 import re
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_bn.arguments.text import shown
@@ -37,3 +41,30 @@ def in_lines(name: str, width: int = 30, limit: int = 255) -> str:
     name = name if len(name) <= limit else f"{name[: limit // 2]}...{name[-(limit // 2) :]}"
     lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", name, re.DOTALL)
     return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)
+
+
+def picture_rows(
+    rows: Mapping[str, Sequence[Any]],
+    draw: Callable[[Axes, Any], None],
+    legend: Sequence[Artist],
+    width: float,
+    height: float,
+) -> bytes:
+    """Draws a row of pictures for each client, below a legend, as PNG bytes.
+
+    `rows` is client -> its pictures, of which a shorter row leaves places empty; `width` and
+    `height` are those of a picture in inches.
+    """
+    count = max(map(len, rows.values()))
+    size = width * count + 0.6, height * len(rows) + 0.3 + 0.25 * len(legend) / count
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(rows), count, squeeze=False)
+    for row, (client, pictures) in zip(grid, rows.items(), strict=True):
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        for axes, picture in zip(row, pictures, strict=False):
+            draw(axes, picture)
+        row[0].set_ylabel(in_lines(client, 20, 60), fontsize=9)
+    figure.legend(handles=legend, loc="outside upper center", ncols=count, fontsize="small")
+    return png(figure)

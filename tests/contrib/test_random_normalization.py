@@ -148,7 +148,7 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
 
 def test_what_a_client_reveals_is_said_and_privacy_and_other_channels_are_refused():
     (note,) = small_method().notes
-    assert "of each client's images to the server and to all other clients" in note
+    assert "the server and all others the mean and deviation" in note
     wrong = fedrdn(fed.MapNet(), fed.SGD, prepare=fed.as_maps)
     safe = fedrdn(
         fed.MapNet(), fed.SGD, privacy=gaussian(1.0, 1.0), share=all_but_batch_norm, **OPTIONS

@@ -149,7 +149,7 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
     np.testing.assert_array_equal(begun.server.sent["known"], [[1], [0]])
     begun, _ = method.round(begun, batches, KEY)
     np.testing.assert_allclose(begun.server.sent["amplitudes"].reshape(2), bank, rtol=1e-12)
-    assert "1x1 frequencies of 1 images of each client" in method.notes[0]
+    assert "all others the amplitudes of 1x1 frequencies of 1 images" in method.notes[0]
     with pytest.raises(ValueError, match=r"feddg\.spectra"):
         feddg(Flat(), fed.SGD)
 

@@ -42,20 +42,10 @@ def convolve(
 ) -> jax.Array:
     """Convolves like `jax.lax.conv_general_dilated`, with the same arguments and results.
 
-    On CPU the algorithm depends on the shapes, for two-dimensional floating-point convolutions in
-    the order NHWC and HWIO without dilation or groups. All others are left to XLA.
-
-    Args:
-      lhs: images f[B, H, W, C].
-      rhs: kernel f[r, s, C, F].
-      window_strides: strides (down, across).
-      padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
-      few: as in `convolution.algorithm_of`.
-      **options: as in lax, but `dimension_numbers` are NHWC by default; `precision` has no effect
-        on CPU.
-
-    Returns:
-      f[B, H', W', F].
+    On CPU the algorithm depends on the shapes, for two-dimensional floating-point convolutions of
+    images f[B, H, W, C] by a kernel f[r, s, C, F] without dilation or groups. All others are left
+    to XLA. `dimension_numbers` are NHWC by default, `precision` has no effect on CPU, and `few` is
+    as in `convolution.algorithm_of`.
     """
     options = {"dimension_numbers": convolution.NHWC} | options
     dilations = (options.get(f"{side}_dilation") or () for side in ("lhs", "rhs"))

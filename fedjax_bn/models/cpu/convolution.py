@@ -5,25 +5,7 @@ speed, and gradient convolutions inside a loop at a fifteenth. So most layers be
 here: `algorithm_of` chooses by the static shapes. Every algorithm has reverse-mode derivatives of
 any order, and forward over reverse.
 
-The table has the times of a forward and backward pass in a `scan`, in float32 with jax 0.10.2; the
-column of PyTorch 2.13 is in channels_last. Before the slash are ms on two shared AVX-512 cores, the
-median of 9 alternating runs. After it are CPU ms, summed over two slower cores (AMD EPYC of family
-25, model 17), the least of 9 runs. * marks the algorithm chosen:
-
-    layer (kernel, images)             direct   patches    taps      tiled  transformed PyTorch
-    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*      -          -        -         3.7
-    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87        -    16.5/24   9.3/15.4*     10.9
-    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28        -     5.5/9.5   4.9/7.0*      6.1
-    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7      -          -        -         3.8
-    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    /18.3   4.6/6.9*  6.1/10.2      4.8
-    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    /9.3*   5.4/8.8   6.5/11.2      5.0
-    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4   /11.8*  21.6/49.9     /28.5     11.0
-    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
-    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
-    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
-    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
-    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
-    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                            /9.0
+The choices follow measurements, which the docstring of `benchmarks/kernels.py` has.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +69,7 @@ class Shapes(NamedTuple):
 
 
 def algorithm_of(shapes: Shapes, few: bool = False) -> str:
-    """Returns the name in `ALGORITHMS` that the measurements above suggest for these shapes.
+    """Returns the name in `ALGORITHMS` that measurements suggest for these shapes.
 
     `few` is whether 16 or 32 channels on large maps have algorithms of their own, as in a U-Net.
     """

@@ -17,14 +17,6 @@ from fedjax_bn.tasks.detection.task import (
 )
 
 __all__ = [
-    "PREDICTION",
-    "Anchors",
-    "DetectedImages",
-    "Detections",
-    "Keeping",
-    "Recipe",
-    "detect",
-    "detection",
-    "detection_loss",
-    "mean_average_precision",
-]
+    "PREDICTION", "Anchors", "DetectedImages", "Detections", "Keeping", "Recipe", "detect",
+    "detection", "detection_loss", "mean_average_precision",
+]  # fmt: skip

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from fedjax_bn.tasks.detection.task import overlaps_of
-from fedjax_bn.tasks.figures import on_plot, png
+from fedjax_bn.tasks.figures import on_plot, picture_rows
 
 _OVERLAP = 0.5  # least IoU of a right box with a true box of its class, as for mAP50
 _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
@@ -29,30 +28,23 @@ class BoxPicture(NamedTuple):
 def found_boxes(rows: Mapping[str, Sequence[BoxPicture]], names: Sequence[str]) -> bytes:
     """Draws a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
 
-    Args:
-      rows: client -> its pictures; a shorter row leaves places empty.
-      names: names of the classes.
+    `rows` is client -> its pictures; `names` are those of the classes.
     """
-    count, shown = max(map(len, rows.values())), [on_plot(name, 12) for name in names]
-    figure = Figure(figsize=(2 * count + 1, 2 * len(rows) + 0.5), layout="constrained")
-    grid = figure.subplots(len(rows), count, squeeze=False)
-    for row, (client, pictures) in zip(grid, rows.items(), strict=True):
-        for axes in row:
-            axes.set(xticks=[], yticks=[])
-        for axes, picture in zip(row, pictures, strict=False):
-            axes.imshow(picture.image)
-            right, missed = judge_boxes(picture)
-            for m in np.flatnonzero(missed):
-                box, caption = picture.true_boxes[m], shown[picture.true_classes[m]]
-                draw_box(axes, picture.image, box, caption, _COLOURS["missed"], at_end=True)
-            for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
-                caption = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
-                colour = _COLOURS["right" if right[d] else "wrong"]
-                draw_box(axes, picture.image, picture.boxes[d], caption, colour)
-        row[0].set_ylabel(on_plot(client))
+    captions = [on_plot(name, 12) for name in names]
+
+    def draw(axes: Axes, picture: BoxPicture) -> None:
+        axes.imshow(picture.image)
+        right, missed = judge_boxes(picture)
+        for m in np.flatnonzero(missed):
+            box, caption = picture.true_boxes[m], captions[picture.true_classes[m]]
+            draw_box(axes, picture.image, box, caption, _COLOURS["missed"], at_end=True)
+        for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
+            caption = f"{captions[picture.classes[d]]} {picture.scores[d]:.2f}"
+            colour = _COLOURS["right" if right[d] else "wrong"]
+            draw_box(axes, picture.image, picture.boxes[d], caption, colour)
+
     legend = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()]
-    figure.legend(handles=legend, loc="outside upper center", ncols=len(legend), fontsize="small")
-    return png(figure)
+    return picture_rows(rows, draw, legend, width=2, height=2)
 
 
 def draw_box(

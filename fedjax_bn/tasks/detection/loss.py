@@ -61,19 +61,14 @@ def detection_loss(
       label: {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}; rows with a
         class below 0, such as -1 for padding, are ignored.
       valid: bool[B], images that count.
-      anchors: the model's anchors.
+      anchors: the model's anchors; others than those of the outputs raise ValueError.
       recipe: `Recipe()` by default.
-
-    Raises:
-      ValueError: outputs and anchors differ in the number of levels, or of anchors per cell.
     """
     recipe = recipe or Recipe()
     anchor_counts = [raw.shape[3] for raw in outputs]
     if anchor_counts != [len(level) for level in anchors.sizes]:
-        raise ValueError(
-            f"the detector's levels have {anchor_counts} anchors a cell, but the task's are "
-            f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
-        )
+        problem = f"levels have {anchor_counts} anchors a cell, but the task's are {anchors.sizes}"
+        raise ValueError(f"{problem}: make the task by detection(model.anchors)")
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
@@ -90,9 +85,8 @@ def detection_loss(
         height, width = outputs[0].shape[1:3]
         by_area = height * width * anchors.strides[0] ** 2 / _SIDE**2
         by_classes = (outputs[0].shape[-1] - 5) / _CLASSES
-    weighted = sum(
-        weight * part for weight, part in zip(_BALANCE[: len(objectness)], objectness, strict=True)
-    )
+    balanced = zip(_BALANCE[: len(objectness)], objectness, strict=True)
+    weighted = sum(weight * part for weight, part in balanced)
     total = recipe.box * sum(box)
     total += recipe.objectness * by_area * weighted
     total += recipe.classes * by_classes * sum(classes)
@@ -139,20 +133,23 @@ def _of_level(
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
+
     # `_match_anchors` clips places to the map, so XLA need not check each index.
-    predicted = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(
-        flat, place
-    )
-    predicted = predicted.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
-    overlap = complete_iou(decode_offsets(predicted[..., :4], anchors), boxes[..., None, :])
+    def read(row: jax.Array, index: jax.Array) -> jax.Array:
+        return row.at[index].get(mode="promise_in_bounds")
+
+    predicted = jax.vmap(read)(flat, place).reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
+    overlap = _complete_iou(decode_offsets(predicted[..., :4], anchors), boxes[..., None, :])
     count = jnp.maximum(mask.sum(), 1).astype(raw.dtype)
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
     goal = jnp.where(mask, jax.lax.stop_gradient(overlap), 0).reshape(place.shape)
+
     # `max`, because `set` would keep an arbitrary one of several boxes at the same place.
-    target = jax.vmap(lambda row, index, value: row.at[index].max(value, mode="promise_in_bounds"))(
-        jnp.zeros(flat.shape[:2], raw.dtype), place, goal
-    )
+    def write(row: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
+        return row.at[index].max(value, mode="promise_in_bounds")
+
+    target = jax.vmap(write)(jnp.zeros(flat.shape[:2], raw.dtype), place, goal)
     cost = optax.sigmoid_binary_cross_entropy(flat[..., 4], target).mean(1)
     images = jnp.maximum(valid.sum(), 1).astype(raw.dtype)
     objectness = jnp.where(valid, cost, 0).sum() / images
@@ -193,7 +190,7 @@ def iou(boxes: jax.Array, true_boxes: jax.Array) -> jax.Array:
     return jnp.where(union > 0, intersection / jnp.where(union > 0, union, 1), 0)
 
 
-def complete_iou(predicted: jax.Array, true: jax.Array) -> jax.Array:
+def _complete_iou(predicted: jax.Array, true: jax.Array) -> jax.Array:
     """Returns complete IoU f[...] (Zheng et al., AAAI 2020), in (-2, 1]; 1 for equal boxes.
 
         CIoU = IoU - d^2 / c^2 - a v,    v = 4 / pi^2 (atan(w / h) - atan(w' / h'))^2,

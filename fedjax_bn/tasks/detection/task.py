@@ -155,14 +155,11 @@ def detection(
     model returns one output f[B, H, W, A, 5 + C] per level.
 
     Args:
-      anchors: the model's anchors.
+      anchors: the model's anchors; levels without a stride or with different numbers of anchors,
+        and sizes or strides not above 0, raise ValueError.
       recipe: the settings of the loss, `detection.Recipe()` by default.
       keeping: which predictions are scored.
       score: "mAP50" or "mAP50-95", in percent; 0 where there are no boxes.
-
-    Raises:
-      ValueError: the score is unknown; levels have no stride or different numbers of anchors; or a
-        size or stride is not above 0.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r} is unknown; valid are {', '.join(_SCORES)}")
@@ -170,10 +167,8 @@ def detection(
     numbers = [number for level in sizes for size in level for number in size]
     counts = {len(level) for level in sizes}
     if len(sizes) != len(strides) or len(counts) != 1 or min(*numbers, *strides, 1) <= 0:
-        raise ValueError(
-            f"anchors have the sizes {sizes} and strides {strides}: give each level one stride and "
-            "all the same number of sizes, above 0"
-        )
+        remedy = "give each level a stride and equally many sizes, above 0"
+        raise ValueError(f"anchors have the sizes {sizes} and strides {strides}: {remedy}")
     thresholds = _SCORES[score]
 
     def loss(outputs: Outputs, label: Any, valid: jax.Array) -> jax.Array:
@@ -229,15 +224,12 @@ def _average_precision(
         index = index[np.argsort(-images.scores[image, index], kind="stable")][:_MOST]
         true_index = np.flatnonzero(true[image])
         true_index = true_index[np.argsort(crowd[image, true_index], kind="stable")]
-        right_of_image, ignored_of_image = _match(
-            images.boxes[image, index].astype(float),
-            images.true_boxes[image, true_index].astype(float),
-            crowd[image, true_index],
-            thresholds,
-        )
+        boxes = images.boxes[image, index].astype(float)
+        true_boxes = images.true_boxes[image, true_index].astype(float)
+        matched = _match(boxes, true_boxes, crowd[image, true_index], thresholds)
         scores.append(images.scores[image, index])
-        right.append(right_of_image)
-        ignored.append(ignored_of_image)
+        right.append(matched[0])
+        ignored.append(matched[1])
     total = (images.true_classes == number).sum()
     if not scores:
         return np.zeros(len(thresholds))

@@ -19,14 +19,11 @@ def surface_distances(
     image. Distances are between the centres of pixels.
 
     Args:
-      mask_a, mask_b: bool[H, W], or bool[D, H, W] of a volume.
+      mask_a, mask_b: bool[H, W], or bool[D, H, W] of a volume; an empty one raises ValueError.
       spacing: between the centres of neighbours along each axis, such as millimetres; 1 by default.
-
-    Raises:
-      ValueError: a mask is empty.
     """
     if not (mask_a.any() and mask_b.any()):
-        raise ValueError("a mask is empty, so that it has no surface: give two that are not")
+        raise ValueError("a mask is empty: give two that have a surface")
     # Outside the box around both masks there is no surface, so the transform leaves it out.
     inside = scipy.ndimage.find_objects((mask_a | mask_b).astype(np.uint8))[0]
     surfaces = [
@@ -52,9 +49,8 @@ def hd95_and_assd(
     if not (mask_a.any() and mask_b.any()):
         return np.nan, np.nan
     distances = surface_distances(mask_a, mask_b, spacing)
-    return float(max(np.percentile(far, 95) for far in distances)), float(
-        np.concatenate(distances).mean()
-    )
+    hd95 = max(np.percentile(far, 95) for far in distances)
+    return float(hd95), float(np.concatenate(distances).mean())
 
 
 def surface_scores(
@@ -75,7 +71,7 @@ def surface_scores(
     Args:
       predicted: u8[N, H, W].
       label: {"mask": u8[N, H, W]}, and "volume": i32[N] and "spacing": f32[N, 3] if known.
-      classes, nested: as in `overlap.overlaps`.
+      classes, nested: as in `engine.segmentation.overlaps`.
       volumes: the samples of each; `volumes_of(label)` by default.
     """
     mask, spacing = label["mask"], label.get("spacing")
@@ -88,10 +84,8 @@ def surface_scores(
         sizes = np.ones(3) if spacing is None else np.asarray(spacing[samples[0]], float)
         if len(samples) == 1:  # an image has rows and columns
             predicted_regions, true, sizes = predicted_regions[0], true[0], sizes[1:]
-        return [
-            hd95_and_assd(predicted_regions[..., r], true[..., r], sizes)
-            for r in range(classes - 1)
-        ]
+        regions = [(predicted_regions[..., r], true[..., r]) for r in range(classes - 1)]
+        return [hd95_and_assd(*masks, sizes) for masks in regions]
 
     table = np.full((len(volumes), classes - 1, 2), np.nan)
     for row, samples in zip(table, volumes, strict=True):
