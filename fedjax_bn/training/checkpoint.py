@@ -1,7 +1,7 @@
 """Saves and restores a run's Orbax checkpoints: its latest rounds, and the selected round.
 
-Each checkpoint has a file of checksums, which show damage before Orbax reads the arrays: Orbax does
-not notice a flipped bit, and its parallel readers print tracebacks of damage that they notice.
+Each has a file of checksums, because Orbax does not notice a flipped bit, and its parallel readers
+print tracebacks of damage that they notice.
 """
 
 import errno
@@ -86,17 +86,13 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
 
 
 def delete_earlier(folder: Path) -> None:
-    """Deletes the checkpoints that a finished run no longer needs.
-
-    The selected round stays, and so does the last round, from which more rounds would continue.
-    """
+    """Deletes the checkpoints of a finished run, except for its selected and its last round."""
     latest = _saved_in(folder / "checkpoints/latest")
     selected_rounds = [path.name for path in _saved_in(folder / "checkpoints/selected")]
     _delete(path for path in latest if path != latest[-1] or path.name in selected_rounds)
 
 
 def _saved_in(place: Path) -> list[Path]:
-    """Returns the whole checkpoints in a folder, the oldest first."""
     paths = (path for path in place.glob("*") if path.name.isdecimal())
     return sorted(paths, key=lambda path: int(path.name))
 
@@ -137,10 +133,7 @@ def latest_state(
 
 
 def save(manager: Folder, round: int, state: PyTree) -> None:
-    """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
-
-    WorkdirError: as `settle`, for this save or the one before.
-    """
+    """Saves `state` as `round` in the background; raises as `settle`, also for the last save."""
 
     def without_donation(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -171,13 +164,16 @@ def _faults_named(manager: Folder) -> Iterator[None]:
     except Exception as error:
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        # The system's own error may be the cause of Orbax's error, or a part of its text.
-        numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
-        match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
         raise WorkdirError(
-            f"cannot save a checkpoint in {folder} ({match[0] if match else error}): make room "
-            "there or make it writable and give the same command to continue"
+            f"cannot save a checkpoint in {folder} ({_reason(error)}): give it room and write access"
         ) from error
+
+
+def _reason(error: Exception) -> str | Exception:
+    # The system's own error may be the cause of Orbax's error, or a part of its text.
+    numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
+    match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
+    return match[0] if match else error
 
 
 @contextmanager
@@ -187,8 +183,7 @@ def _damage_named(checkpoint: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint} is damaged ({error}): delete that checkpoint and run again to continue "
-            "from an earlier one or from the start"
+            f"{checkpoint} is damaged ({error}): delete that checkpoint and run again"
         ) from error
 
 
@@ -196,15 +191,14 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     """Reads the checkpoint of a round (by default the newest).
 
     `like` is a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
-    leaf is placed by its `sharding`, by default on this process's first device. The number of
-    padding rows, which depends on the devices, may differ from what was saved. CheckpointError:
+    leaf is placed by its `sharding`, by default on this process's first device. CheckpointError:
     the checkpoint is damaged, or holds other arrays.
     """
     folder = Path(manager.directory) / str(steps(manager)[-1] if round is None else round)
     if difference := by_first(lambda: _difference(manager, folder, like)):
         raise CheckpointError(
             f"the checkpoint {folder} is of another model, method or sharing rule ({difference}): "
-            "give the code and the keys of the run's first start to continue, or another --workdir"
+            "give the keys of the run's first start, or another --workdir"
         )
     with _damage_named(f"the checkpoint {folder}"):
         # By names, because Orbax describes named tuples and dataclasses as dicts.
@@ -259,7 +253,7 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     def leaves(tree: PyTree) -> dict[str, str]:
         descriptions = {}
         for name, leaf in _by_name(tree).items():
-            # Padding rows do not count. The shape of `weights` also has the number of clients.
+            # The number of padding rows depends on the devices. `weights` has that of clients too.
             rows = name.removeprefix("state/").startswith(("personal/", "memory/"))
             descriptions[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
         return descriptions
@@ -297,10 +291,9 @@ def _add_checksums(folder: Path) -> None:
 
 def _checksums(folder: Path) -> str:
     """Returns a line for each file of the arrays, not for those that Orbax has yet to write."""
-    lines = []
-    for path in sorted(folder.glob("*/**/*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            lines.append(f"{digest}  {path.relative_to(folder)}\n")
-    return "".join(lines)
+    lines = ""
+    for path in filter(Path.is_file, sorted(folder.glob("*/**/*"))):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines += f"{digest}  {path.relative_to(folder)}\n"
+    return lines

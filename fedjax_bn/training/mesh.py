@@ -23,14 +23,9 @@ PyTree = Any
 def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | None:
     """Returns the mesh that `config.mesh` describes; None for one device.
 
-    Args:
-      clients: devices over which clients are shared out; 0 for all there are.
-      batch: devices over which each batch is split; 0 for devices // rows, from 1 to `batch_size`.
-      rows: clients of a round.
-      batch_size: samples of a step.
-
-    Raises:
-      ConfigError: there are too few devices, or a process would have none of the chosen ones.
+    `clients` devices (0: all) share out the `rows` clients of a round, and `batch` devices (0: as
+    many as are left) a step of `batch_size` samples. ConfigError: there are too few devices, or a
+    process would have none of the chosen ones.
     """
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
@@ -43,10 +38,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
-        raise ConfigError(
-            f"{setting} takes no device of process {min(idle)}: start fewer processes, or give a "
-            "larger mesh"
-        )
+        raise ConfigError(f"{setting} leaves out process {min(idle)}: give a larger mesh")
     if chosen.size == 1 and jax.process_count() == 1:
         return None
     shape, names = ((clients, batch), (CLIENTS, BATCH)) if batch > 1 else ((clients,), (CLIENTS,))
@@ -98,8 +90,8 @@ def place_rows(
 ) -> PyTree:
     """Returns arrays [rows, ...] of which every device gets its own rows.
 
-    `read(start, stop)` returns those rows, a tree of NumPy arrays; it is only called for the rows
-    of this process's devices. `rows` is a multiple of the number of shards.
+    `read(start, stop)` returns rows of this process's devices, a tree of NumPy arrays. `rows` is a
+    multiple of the number of shards.
     """
     if sharding is None:
         return jax.tree.map(jnp.asarray, read(0, rows))
@@ -109,10 +101,7 @@ def place_rows(
         tree = read(start, stop)
         parts += [jax.device_put(jax.tree.leaves(tree), device) for device in devices]
     join = jax.make_array_from_single_device_arrays
-    leaves = [
-        join((rows, *shards[0].shape[1:]), sharding, [*shards])
-        for shards in zip(*parts, strict=True)
-    ]
+    leaves = [join((rows, *x[0].shape[1:]), sharding, [*x]) for x in zip(*parts, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 

@@ -37,10 +37,9 @@ class Result(NamedTuple):
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
 
-        A client's model is the one with which it is tested; a client that has never trained has
-        what an unseen client receives. Where clients adapt to labelled samples before they are
-        tested (`perfedavg`), it is the model before that: `methods.perfedavg.personalize` makes
-        these steps. An unknown client is a ValueError.
+        A client that has never trained has that too. Where clients adapt to labelled samples before
+        they are tested, it is the model before `methods.perfedavg.personalize`. An unknown client
+        is a ValueError.
         """
         if client is None:
             return served_variables(self.state)
@@ -58,15 +57,14 @@ class Result(NamedTuple):
         Args:
           images: in the form that training took; the method's preprocessing is applied.
           client: whose model predicts; None for the model that an unseen client receives.
-          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
-            test (`FederatedMethod.statistics`), an unseen client by "running".
+          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its test,
+            an unseen client by "running".
 
         Raises:
           ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
-        if adaptation is None and client is None:
-            adaptation = "running"
-        return predictor(self.method, self.variables(client), adaptation)(images)
+        default = "running" if client is None else None
+        return predictor(self.method, self.variables(client), adaptation or default)(images)
 
     def confusion(
         self,

@@ -13,11 +13,7 @@ from fedjax_bn.training.workdir import faults_named, sync
 
 
 class TensorBoard:
-    """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots.
-
-    TensorBoard drops events of earlier files for rounds after those done, which this run writes
-    again. `pictures` is a pattern of the plots' names.
-    """
+    """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots."""
 
     def __init__(self, folder: Path, rounds_done: int, pictures: str = "*") -> None:
         self._folder, self._rounds_done = folder / "events", rounds_done

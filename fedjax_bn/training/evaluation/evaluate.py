@@ -1,10 +1,8 @@
 """Scores a federation, between rounds or after the run.
 
-Every internal client is tested with its own model, by the method's rule
-(`FederatedMethod.statistics`), every unseen client with each adaptation. A client that has never
-taken part has no leaves of its own yet: it is tested with what an unseen client receives.
-Validation, which selects a round, uses the clients' own models or the aggregated one
-(`config.validate_with`), as FedIG's server does (A.2).
+Every internal client is tested with its own model, by the method's rule, every unseen client with
+each adaptation. Validation, which selects a round, uses the clients' own models or the aggregated
+one (`config.validate_with`), as FedIG's server does (A.2).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +42,9 @@ _SAMPLE = 5  # which of the generator's streams draws the sample
 
 
 def evaluator(experiment: Experiment) -> Evaluate:
-    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
-
-    Unseen clients are left out if the configuration tests them only once, after the run.
-    """
+    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent."""
     internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
-    if experiment.evaluation.eval_unseen == "once":
+    if experiment.evaluation.eval_unseen == "once":  # after the run
         return internal
     unseen = unseen_evaluator(experiment)
 
@@ -75,29 +70,27 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     the loss of FedBN's Fig. 3: over a client's training samples, after aggregation, with its own
     model in evaluation mode. Differs from the authors' code: the mean is over samples, not over
     batches, of which the last is smaller.
-
-    A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
-    blocks as large as a cohort, so that the device's memory does not grow with their number.
     """
     evaluation, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(evaluation, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
     names, task, size = [domain.name for domain in domains], _answering(experiment), 0
     if evaluation.clients or experiment.participation.on_host:
+        # Blocks as large as a cohort, so that the device's memory does not grow with the clients.
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
+    scoring_of = partial(_scoring, experiment, size)
     own_models = evaluation.validate_with == "own"
     # If every client is tested on its validation samples, these are evaluated once.
     tests_validate = own_models and all(domain.test is domain.validation for domain in domains)
-    tests, score = _scoring(experiment, size, task, [domain.test for domain in domains])
+    tests, score = scoring_of(task, [domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, score)}
     if not tests_validate and all(domain.validation is not None for domain in domains):
-        validations = [domain.validation for domain in domains]
-        parts["validation"] = own_models, _scoring(experiment, size, task, validations)[1]
+        parts["validation"] = own_models, scoring_of(task, [d.validation for d in domains])[1]
     if train_loss:
         mean_loss = made_once(("mean loss", experiment.task), lambda: _mean_loss(task))
         loss, train = task._replace(score=mean_loss), [domain.train for domain in domains]
-        parts["train_loss"] = True, _scoring(experiment, size, loss, train, adapts=False)[1]
+        parts["train_loss"] = True, scoring_of(loss, train, adapts=False)[1]
 
     def evaluate(state: AnyState, trained: _Trained = None, keep: Keep | None = None) -> Record:
         scores: dict[str, list[float | AnyAnswers]] = {part: [] for part in parts}
@@ -132,10 +125,10 @@ def _answering(experiment: Experiment) -> Task:
 
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
-    """Returns `steps(variables, images, labels)`: the model after a client's gradient steps."""
+    """Returns `steps(variables, images, labels)`: the model after a client's gradient step."""
     choice, model = experiment.evaluation.personalization, experiment.model
     options = {"prepare": experiment.prepare, "statistics": experiment.method.statistics}
-    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
+    steps = partial(personalize, model, inner_rate=choice.rate, **options)
     return made_once(("steps", choice, model, *options.values()), lambda: steps)
 
 
@@ -226,10 +219,8 @@ def _models_of(
     mesh: Mesh | None,
     own_models: bool,
 ) -> FederatedState:
-    """Returns a state with the models of some clients (None: all), their own or the aggregated one.
-
-    Clients that have never trained have what an unseen client receives.
-    """
+    """Returns a state with the models of clients (None: all), their own or the aggregated one."""
+    # Clients that have never trained have what an unseen client receives.
     if isinstance(state, PopulationState):
         spread = clients_of(mesh)
         local_rows = own_rows(len(client), spread)
@@ -271,7 +262,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
     The record is {"unseen": {domain: {adaptation: percent}}}, and with answers "unseen_measures",
-    {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
+    {domain: {adaptation: {name: value}}}; or {} without unseen domains.
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
@@ -328,14 +319,13 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
 
 
 def _percent(score: AnyAnswers | float) -> float:
-    """Returns the score of answers, and a number unchanged."""
     return score.percent if isinstance(score, AnyAnswers) else score
 
 
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
-    Raises ConfigError if `ensemble` is chosen, but the clients' rows are on the host.
+    ConfigError: `ensemble` is among the `choices`, but the clients' rows are on the host.
     """
     if isinstance(state, PopulationState):
         refuse_ensemble(choices)

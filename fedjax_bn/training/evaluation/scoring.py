@@ -1,7 +1,6 @@
 """Scores internal clients with their own models, and unseen clients with an adaptation.
 
-Test samples are put on the device as batches, all at once or block after block. One program judges
-the batches, and the host joins what the task's score keeps of each.
+One program judges batches on the device, and the host joins what the task's score keeps of each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,10 +51,9 @@ Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block 
 class SplitBatches:
     """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
-    A split that several clients have (the same object) is stored once on each device. On a mesh a
-    batch is on the device that has its client's model ("clients"), or the devices share all batches
-    evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the state, if
-    there are more than splits.
+    On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
+    all batches evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the
+    state, if there are more than splits.
     """
 
     def __init__(
@@ -166,9 +164,8 @@ def as_stored(split: Split) -> Split:
 
 def in_order(split: Split, order: int) -> Split:
     """Returns a split in the random order of a seed, see `adaptation.choice`; -1 keeps it."""
-    if order < 0:
-        return split
-    return select(split, np.random.default_rng(order).permutation(len(split.images)))
+    random = np.random.default_rng(max(order, 0))
+    return split if order < 0 else select(split, random.permutation(len(split.images)))
 
 
 def score_clients(
@@ -181,8 +178,7 @@ def score_clients(
 ) -> Callable[[FederatedState, Blocks], list[float | AnyAnswers]]:
     """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
-    With a task of `answers.answering`, each client's score is its answers. `statistics` is the
-    method's rule; `mesh` has the devices that hold state and blocks.
+    With a task of `answers.answering` it is each client's answers; `statistics` is a method's rule.
     """
     score = (task or classification()).score
     judged = made_once(
@@ -203,8 +199,7 @@ def score_unseen(
 ) -> Callable[[Variables, Blocks], float | AnyAnswers]:
     """Returns `score(variables, blocks)`, the percentage of one unseen client, or its answers.
 
-    The batches pass in order through the adaptation, which starts again at each call. On a mesh,
-    each device judges a part of them if nothing is carried from one to the next, else all of them.
+    The batches pass in order through the adaptation, which starts again at each call.
     """
     score = (task or classification()).score
     judged = made_once(
@@ -230,8 +225,8 @@ def _judging(
     adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
     """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host."""
-    # Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
 
+    # Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
     def on_device(common: tuple, personal: PyTree, data: _TestData) -> tuple[PyTree, tuple]:
         shared, carry = common
 
