@@ -165,7 +165,7 @@ def _faults_named(manager: Folder) -> Iterator[None]:
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         raise WorkdirError(
-            f"cannot save a checkpoint in {folder} ({_reason(error)}): give it room and write access"
+            f"cannot save to {folder} ({_reason(error)}): make room or make it writable"
         ) from error
 
 
@@ -225,15 +225,13 @@ def _form(manager: Folder, folder: Path) -> PyTree:
 
 
 def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
-    """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
     device = SingleDeviceSharding(jax.local_devices()[0])
 
     def placed(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):  # stays on the host
-            return leaf
-        # Orbax's own description of a leaf has no `sharding`.
-        place = getattr(leaf, "sharding", None) or device
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+        # Orbax's own description of a leaf has no `sharding`. NumPy's arrays stay on the host.
+        spread = getattr(leaf, "sharding", None) or device
+        is_on_host = isinstance(leaf, np.ndarray)
+        return leaf if is_on_host else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=spread)
 
     # Orbax reads in threads of its own, which do not see this thread's context `jax.enable_x64` and
     # would convert float64 to float32.

@@ -1,7 +1,6 @@
-"""Spreads a run over devices, and places its arrays there.
+"""Spreads a run over devices: rows of clients over the axis "clients", and copies of all else.
 
-Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. If
-there are several processes, each reads and places only the rows of its own devices.
+If there are several processes, each reads and places only the rows of its own devices.
 """
 
 import dataclasses
@@ -81,8 +80,7 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
         return dataclasses.replace(host, state=common)
     if mesh is None:
         return form
-    shardings = shardings_of(form, mesh)
-    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), form, shardings)
+    return jax.tree.map(lambda x, spread: x.update(sharding=spread), form, shardings_of(form, mesh))
 
 
 def place_rows(
@@ -131,8 +129,7 @@ def _own_places(
     # Devices that share a client's batch have the same rows, so a place may have several.
     devices_of: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
-        start, stop, _ = index.indices(rows)
-        devices_of.setdefault((start, stop), []).append(device)
+        devices_of.setdefault(index.indices(rows)[:2], []).append(device)
     return sorted(devices_of.items(), key=lambda item: item[0])
 
 

@@ -345,7 +345,7 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
 
 
 def of_part(name: str, part: str) -> str:
-    """Returns a client's name, with the part of its samples if these are not test samples."""
+    """Returns a name, with the part of the samples if these are not test samples."""
     return name if part == "test" else f"{name} ({part})"
 
 

@@ -194,7 +194,6 @@ def _open_stream(
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
-    """Returns arrays [P, ...] of a round's clients, each row on the device that trains it."""
     rows = rows_of(data, client)
     return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
 
@@ -246,13 +245,12 @@ def _open_cohorts(
         """Returns the next cohort's numbers, and the arguments of the compiled round."""
         client, numbers, _, present = drawn(int(state.round))
         clients = np.minimum(numbers[local], len(domains) - 1)  # padding rows have the number N
-        batches = batches | {name: leaf[local] for name, leaf in present.items()}
-        batches["client"] = numbers[local]
+        present = {name: leaf[local] for name, leaf in present.items()}
+        batches = batches | present | {"client": numbers[local]}
         if experiment.validates:
             longest = max(len(domain.validation.images) for domain in domains)
-            splits = [domains[k].validation for k in clients]
-            batch_size = experiment.evaluation.batch_size
-            batches["validation"] = validation_batches(splits, batch_size, longest=longest)
+            of_cohort = [domains[k].validation for k in clients], experiment.evaluation.batch_size
+            batches["validation"] = validation_batches(*of_cohort, longest=longest)
         parts = state.rows_of(clients, _PADDED), batches
         rows, batches = place_own(local, len(numbers), over, parts)
         rows |= place_copies(state.rows_of(client, _WHOLE), mesh)

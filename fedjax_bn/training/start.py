@@ -77,11 +77,10 @@ def make_start(
         return state._replace(personal=personal, memory=memory, weighing=weighing)
 
     def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
-        if mesh is None:
-            return for_one_run(begin)
-        # Each device makes its own clients' rows, so no device holds the state of all clients.
-        form = jax.eval_shape(begin, keys, fixed)
-        spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
+        spread = copies_on(mesh)
+        if mesh is not None and rows == clients:
+            # Each device makes its own clients' rows, so no device holds the state of all clients.
+            spread = shardings_of(jax.eval_shape(begin, keys, fixed), mesh)
         return for_one_run(begin, out_shardings=spread)
 
     key = "start", method.init, model, rows, clients, mesh
@@ -124,10 +123,9 @@ def _trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
 
     for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
         like, size = experiment.unseen[0].test.images, choice.batch_size
-        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
-        valid = jax.ShapeDtypeStruct((size,), bool)
+        forms = _Form((size, *like.shape[1:]), like.dtype), _Form((size,), bool)
         with naming(f"config.adaptations={brief(spelling)} on config.model"):
-            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
+            jax.eval_shape(partial(first_prediction, spelling), state, *forms)
 
 
 def batches_of_one(experiment: Experiment) -> Batches:

@@ -48,7 +48,8 @@ def faults_named(place: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise WorkdirError(
-            f"cannot write to {place} ({error.strerror or error}): make room or make it writable"
+            f"cannot write to {place} ({error.strerror or error}): make room there, make it "
+            "writable, or give another --workdir"
         ) from error
 
 

@@ -54,7 +54,7 @@ class Answers(NamedTuple):
         return np.exp(logits - logsumexp(logits, axis=-1, keepdims=True))
 
     def ordered(self, index: np.ndarray) -> "Answers":
-        """Returns the answers to the samples at index i64[N]."""
+        """Returns the answers at index i64[N]."""
         return Answers(self.logits[index], self.label[index])
 
     def measures(self, split: Split) -> dict[str, float]:
@@ -128,7 +128,7 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
             below = np.searchsorted(negatives, positives, "left").sum()
             below += np.searchsorted(negatives, positives, "right").sum()
             areas.append(below / (2 * len(negatives) * len(positives)))
-    return float(np.mean(areas)) if areas else float("nan")
+    return float(np.mean(areas)) if areas else np.nan
 
 
 class _MaskAnswers(NamedTuple):
@@ -140,7 +140,7 @@ class _MaskAnswers(NamedTuple):
     nested: bool
 
     def ordered(self, index: np.ndarray) -> "_MaskAnswers":
-        """Returns the answers to the samples at index i64[N]."""
+        """Returns the answers at index i64[N]."""
         overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
         return self._replace(predicted=self.predicted[index], overlaps=overlaps)
 
@@ -156,8 +156,7 @@ class _MaskAnswers(NamedTuple):
         return {
             "iou": 100 * _mean(iou),
             **{f"dice_{c + 1}": 100 * _mean(dice[:, c]) for c in classes},
-            # Of each volume first.
-            f"hd95_{unit}": _mean([*map(_mean, hd95)]),
+            f"hd95_{unit}": _mean([*map(_mean, hd95)]),  # of each volume first
             f"assd_{unit}": _mean([*map(_mean, assd)]),
             "undefined": float(np.isnan(hd95).sum()),
         }
@@ -179,13 +178,11 @@ class _MaskAnswers(NamedTuple):
         moments = {}  # volume -> moment, each volume once; the best of one volume, not its worst
         if order:
             moments = {order[len(order) // 2]: "median", order[-1]: "worst", order[0]: "best"}
-        for number, moment in sorted(moments.items(), key=itemgetter(1)):
+        for j, (number, moment) in enumerate(sorted(moments.items(), key=itemgetter(1))):
             # The slice with the most pixels in either mask.
-            counts = self.overlaps.counts[volumes[number]].sum(1)
-            shared, predicted, true = np.moveaxis(counts, -1, 0)
+            shared, predicted, true = self.overlaps.counts[volumes[number]].sum(1).T
             sample = int(volumes[number][(predicted + true - shared).argmax()])
             masks = split.labels[MASK][sample], self.predicted[sample]
-            j = len(titles)
             arrays[f"picture.{j}"] = small_picture(_image(split, sample), _MASK_PIXELS)
             arrays[f"masks.{j}"] = np.stack([small_mask(mask, _MASK_PIXELS) for mask in masks])
             titles.append(f"{moment}, {100 * dice[number].mean():.1f} %: {_name(split, sample)}")
@@ -350,8 +347,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
         heads, rows = answers.table(split)
         if not number:
             writer.writerow(("client", "adaptation", "part", *heads))
-        for row in rows:
-            # `repr` writes all digits of f64.
+        for row in rows:  # `repr` writes all digits of f64
             texts = (cell(x) if isinstance(x, str) else repr(x) for x in row)
             writer.writerow((cell(name), cell(adaptation), part, *texts))
     return file.getvalue()

@@ -164,8 +164,9 @@ def as_stored(split: Split) -> Split:
 
 def in_order(split: Split, order: int) -> Split:
     """Returns a split in the random order of a seed, see `adaptation.choice`; -1 keeps it."""
-    random = np.random.default_rng(max(order, 0))
-    return split if order < 0 else select(split, random.permutation(len(split.images)))
+    if order < 0:
+        return split
+    return select(split, np.random.default_rng(order).permutation(len(split.images)))
 
 
 def score_clients(
