@@ -66,10 +66,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
 
 @contextmanager
 def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
-    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
-
-    At the end of the block, the disk has what was saved.
-    """
+    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds."""
     latest, selected = places = folder / "checkpoints/latest", folder / "checkpoints/selected"
     # A killed run saved these rounds, and this one will reach and save them again.
     later = (path for path in chain(*map(_saved_in, places)) if int(path.name) > rounds_done)
@@ -78,7 +75,7 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
     try:
         yield managers
         for manager in managers:
-            settle(manager)
+            settle(manager)  # the disk has what was saved
     finally:
         for manager in managers:
             with suppress(Exception):  # `settle` has already raised the error of a save
@@ -116,11 +113,9 @@ def steps(manager: Folder) -> list[int]:
 def latest_state(
     folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
 ) -> PyTree:
-    """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
-
-    `rounds` have records: a later checkpoint is used only if `latest` has no earlier one.
-    """
-    # A finished run whose last round was the selected one has only a selected checkpoint.
+    """Returns the state from which a run with records of `rounds` continues, or `start()`."""
+    # A later checkpoint than the records is used only if `latest` has no earlier one. A finished
+    # run whose last round was the selected one has only a selected checkpoint.
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             saved = by_first(partial(steps, manager))
@@ -157,11 +152,10 @@ def settle(manager: Folder) -> None:
 
 @contextmanager
 def _faults_named(manager: Folder) -> Iterator[None]:
-    """Raises WorkdirError for the many kinds of errors that a failing save raises."""
     folder = Path(manager.directory)
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of many kinds
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         raise WorkdirError(
@@ -178,10 +172,9 @@ def _reason(error: Exception) -> str | Exception:
 
 @contextmanager
 def _damage_named(checkpoint: str) -> Iterator[None]:
-    """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of many kinds
         raise CheckpointError(
             f"{checkpoint} is damaged ({error}): delete that checkpoint and run again"
         ) from error

@@ -39,7 +39,6 @@ def train(
     """
 
     def call(hook: str, *arguments: Any) -> list[Any]:
-        """Returns what the callbacks' methods of this name return; a callback may lack it."""
         methods = [getattr(callback, hook, None) for callback in callbacks]
         return [method(*arguments) for method in methods if method is not None]
 

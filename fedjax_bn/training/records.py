@@ -50,11 +50,7 @@ def some_of(count: int, limit: int) -> np.ndarray:
 
 
 def round_record(
-    names: list[str],
-    metrics: dict[str, np.ndarray],
-    number: int,
-    seconds: float,
-    limit: int = 100,
+    names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float, limit: int = 100
 ) -> Record:
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
@@ -109,11 +105,8 @@ def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
 
 
 def select_round(records: list[Record]) -> int:
-    """Returns the evaluated round with the best mean validation accuracy, the first if several are.
-
-    Without a validation split it is the last evaluated round.
-    """
-    # Over Flower, some rounds may be evaluated without validation samples.
+    """Returns the round with the best mean validation accuracy; without any, the last evaluated."""
+    # Over Flower, some rounds may be evaluated without validation samples. Of equals, the first.
     if validated := [record for record in records if "validation" in record]:
         return max(validated, key=lambda record: record["validation"]["mean"])["round"]
     return [record["round"] for record in records if "accuracy" in record][-1]

@@ -19,9 +19,7 @@ class Result(NamedTuple):
     """A trained federation. `print(result)` shows its table of accuracies."""
 
     method: FederatedMethod  # the method that was trained
-    # the federation after the selected round; of a run whose clients' rows are on the host, a
-    # `PopulationState`
-    state: FederatedState | PopulationState
+    state: FederatedState | PopulationState  # after the selected round
     clients: tuple[str, ...]  # the clients' names, in the order of the state's rows
     summary: Record  # the record that the command line writes as `summary.json`
     history: list[Record]  # one record a round, as in `metrics.jsonl`: losses, weights, accuracies

@@ -47,9 +47,9 @@ def faults_named(place: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = error.strerror or error
         raise WorkdirError(
-            f"cannot write to {place} ({error.strerror or error}): make room there, make it "
-            "writable, or give another --workdir"
+            f"cannot write to {place} ({reason}): make room there or use another --workdir"
         ) from error
 
 
@@ -98,7 +98,6 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def _unreadable_named(path: Path) -> Iterator[None]:
-    """Raises WorkdirError, with a message for the user, if a file cannot be read."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:

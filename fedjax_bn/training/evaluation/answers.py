@@ -140,7 +140,6 @@ class _MaskAnswers(NamedTuple):
     nested: bool
 
     def ordered(self, index: np.ndarray) -> "_MaskAnswers":
-        """Returns the answers at index i64[N]."""
         overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
         return self._replace(predicted=self.predicted[index], overlaps=overlaps)
 
@@ -170,7 +169,6 @@ class _MaskAnswers(NamedTuple):
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
-        """Returns what `read_answers` reads."""
         volumes = _volumes(split)
         dice = dice_and_iou(self.overlaps)[0][0][[samples[0] for samples in volumes]]
         arrays, titles = {"dice": dice.astype(np.float32)}, []
@@ -189,11 +187,9 @@ class _MaskAnswers(NamedTuple):
         return arrays | {"titles": np.array(json.dumps(titles))}
 
     def predictions(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that `config.predictions=npz` writes."""
         return {"predicted": self.predicted}
 
     def table(self, split: Split) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """Returns the heads and rows, by volume and class, that `config.predictions=csv` writes."""
         volumes, scores, unit = self._scores(split)
         rows = (
             (_name(split, volumes[v][0]), r + 1, *(float(score[v, r]) for score in scores))

@@ -102,14 +102,18 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             for part, (with_own_models, score) in parts.items():
                 scores[part] += score(model_of(with_own_models), places)
         record: Record = {
-            part: by_client(names, [*map(_percent, values)], limit)
+            part: by_client(names, [getattr(score, "percent", score) for score in values], limit)
             for part, values in scores.items()
         }
         answers = scores["accuracy"]
         if isinstance(answers[0], AnyAnswers):
             rows = [answer.measures(test) for answer, test in zip(answers, tests, strict=True)]
-            columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-            record["measures"] = {n: _measure(names, x, limit) for n, x in columns.items()}
+            record["measures"] = {}
+            for name in rows[0]:
+                values = np.array([row[name] for row in rows])
+                finite = values[np.isfinite(values)]
+                mean = {"mean": float(finite.mean()) if len(finite) else None}
+                record["measures"][name] = by_client(names, values, limit, mean=False) | mean
             if keep is not None:
                 for k in some_of(len(names), limit) if size else range(len(names)):
                     keep[names[k], ""] = answers[k], tests[k], scored_part([domains[k]])
@@ -132,16 +136,7 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
     return made_once(("steps", choice, model, *options.values()), lambda: steps)
 
 
-def _measure(names: Sequence[str], values: np.ndarray, limit: int) -> Record:
-    """Returns client -> value, and their "mean" over the clients for which it is defined."""
-    finite = values[np.isfinite(values)]
-    mean = {"mean": float(finite.mean()) if len(finite) else None}
-    return by_client(names, values, limit, mean=False) | mean
-
-
 def _mean_loss(task: Task) -> Score:
-    """Returns the task's loss as a score: its mean over all samples of a client."""
-
     def of_batch(outputs: Any, label: Any, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss = task.loss(outputs, label, valid)
         count = valid.sum().astype(loss.dtype)
@@ -154,8 +149,8 @@ def _adapted_rows(
     steps: Callable[..., Variables], mesh: Mesh | None
 ) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
     """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh."""
-    # All its leaves but frozen ones are personal. There is one labelled split for each row.
 
+    # All its leaves but frozen ones are personal. There is one labelled split for each row.
     def on_device(common: tuple, rows: tuple, _: None) -> Variables:
         shared, frozen = common
 
@@ -174,9 +169,8 @@ def _adapted_rows(
         return state._replace(shared=nothing, personal=personal)
 
     def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
-        images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(split.labels for split in labelled))
-        return adapted(state, images, labels)
+        rows = [(np.asarray(split.images), split.labels) for split in labelled]
+        return adapted(state, *jax.tree.map(lambda *leaves: np.stack(leaves), *rows))
 
     return adapt
 
@@ -192,10 +186,8 @@ def _scoring(
         labelled, splits = set_aside(splits, personalization)
         steps = _steps(experiment)
         adapt = made_once(("adapt", steps, mesh), lambda: _adapted_rows(steps, mesh))
-    rows = size or padded(len(splits), mesh)
-    score = scoring.score_clients(
-        experiment.model, experiment.prepare, size or len(splits), task, rule, mesh
-    )
+    model, prepare, rows = experiment.model, experiment.prepare, size or padded(len(splits), mesh)
+    score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
     batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
         limit = experiment.evaluation.device_megabytes
@@ -222,12 +214,11 @@ def _models_of(
     """Returns a state with the models of clients (None: all), their own or the aggregated one."""
     # Clients that have never trained have what an unseen client receives.
     if isinstance(state, PopulationState):
-        spread = clients_of(mesh)
-        local_rows = own_rows(len(client), spread)
+        spread, count = clients_of(mesh), len(client)
+        local_rows = own_rows(count, spread)
         read = state.rows_of(client[local_rows], ("personal",))["personal"]
-        rows = place_own(local_rows, len(client), spread, read)
-        has_trained = state.trained[client]
-        state = state.state
+        rows = place_own(local_rows, count, spread, read)
+        state, has_trained = state.state, state.trained[client]
     else:
         rows = state.personal
         has_trained = np.ones(len(state.weights), bool) if trained is None else trained
@@ -277,10 +268,8 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
     tested = dict(zip(domains, map(scoring.as_stored, splits), strict=True))
-    score = {
-        adaptation: scoring.score_unseen(choice.adaptation, experiment.prepare, task, mesh)
-        for adaptation, choice in choices.items()
-    }
+    score_unseen = partial(scoring.score_unseen, prepare=experiment.prepare, task=task, mesh=mesh)
+    score = {text: score_unseen(choice.adaptation) for text, choice in choices.items()}
 
     @cache  # adaptations with the same stream share its batches
     def batches(name: str, size: int, order: int, placement: str) -> Callable[[], scoring.Blocks]:
@@ -312,14 +301,10 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     values = answer.measures(split).items()
                     rows = measures.setdefault(name, {})
                     rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
-                scores[name][adaptation] = _percent(answer)
+                scores[name][adaptation] = getattr(answer, "percent", answer)
         return {"unseen": scores} | ({"unseen_measures": measures} if measures else {})
 
     return evaluate
-
-
-def _percent(score: AnyAnswers | float) -> float:
-    return score.percent if isinstance(score, AnyAnswers) else score
 
 
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:

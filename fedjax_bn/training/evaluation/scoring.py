@@ -157,9 +157,8 @@ def as_stored(split: Split) -> Split:
     if names is not None and len(names) and is_image(str(names[0])):
         paths = [str(name).split("/") for name in names]
         return select(split, np.array(sorted(range(len(paths)), key=paths.__getitem__)))
-    if isinstance(images, Rows):
-        return select(split, np.argsort(images.index, kind="stable"))
-    return split
+    is_part = isinstance(images, Rows)
+    return select(split, np.argsort(images.index, kind="stable")) if is_part else split
 
 
 def in_order(split: Split, order: int) -> Split:
@@ -252,9 +251,7 @@ def _judging(
             return on_device((shared, carry), personal, data)
         return apart(on_device, mesh, (shared, carry), personal, data)
 
-    def judged(
-        shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks
-    ) -> tuple[np.ndarray, PyTree]:
+    def judged(shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks) -> tuple:
         results = []
         for block in [blocks] if isinstance(blocks, _TestData) else blocks:
             carry, result = judge(shared, personal, carry, block)
@@ -269,6 +266,5 @@ def _judging(
 def _total(score: Score, batch_scores: PyTree, rows: np.ndarray) -> float | AnyAnswers:
     """Returns the score over the batches where `rows` bool[T] is True."""
     total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], batch_scores))
-    if isinstance(total, AnyAnswers):
-        return total
-    return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
+    # A number has the digits that its dtype has, and no others.
+    return total if isinstance(total, AnyAnswers) else float(str(np.asarray(total)))
