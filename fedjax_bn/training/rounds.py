@@ -79,8 +79,7 @@ def _require_finite(
     """Raises NotFiniteError or RiskError if a run must not continue after a round."""
     round, failed = f"round {record['round']}", record.get("not_finite")
     counts = np.isfinite(metrics["loss"]) & metrics["finite"]
-    fails = (failed or "server_finite" in record) if stop else (failed and not counts.any())
-    if fails:
+    if (failed or "server_finite" in record) if stop else (failed and not counts.any()):
         culprit = f"the update of {', '.join(failed)}" if failed else "the server's step (eta)"
         raise NotFiniteError(
             f"{round}: {culprit} is not finite: lower its learning rate, look at the data, or set "
@@ -135,7 +134,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
 
 
 def _drawing_of(experiment: Experiment) -> tuple[tuple, tuple]:
-    """Returns the first arguments of `_draw`, equal for runs of the same sizes, and its facts."""
+    """Returns the first two arguments of `_draw`, of which runs of the same sizes have one."""
     sizes, who = experiment.train_sizes(), experiment.participation
     trace = None if who.trace is None else jnp.asarray(who.trace)
     drawing = who._replace(trace=None), experiment.work, min(sizes), max(sizes), experiment.mesh
@@ -143,11 +142,7 @@ def _drawing_of(experiment: Experiment) -> tuple[tuple, tuple]:
 
 
 def _draw(
-    participation: Participation,
-    work: LocalWork,
-    smallest: int,
-    longest: int,
-    mesh: Mesh | None,
+    drawing: tuple[Participation, LocalWork, int, int, Mesh | None],
     facts: tuple,
     keys: Any,
     number: jax.Array,
@@ -157,19 +152,18 @@ def _draw(
     # trace or None. Returns the clients i32[C] in order, None for all K; the client i32[P] of each
     # row of batches, K for padding; the samples of each row; and {"participates": bool[P]}, {} if
     # all do.
-    sizes, trace = facts
-    participation = participation._replace(trace=trace)
-    client, participates = draw_cohort(participation, sizes, keys.participation, number)
+    (who, work, smallest, longest, mesh), (sizes, trace) = drawing, facts
+    who = who._replace(trace=trace)
+    client, participates = draw_cohort(who, sizes, keys.participation, number)
     rows = jnp.arange(len(sizes), dtype=jnp.int32) if client is None else client
-    missing = padded(len(rows), mesh) - len(rows)
-    rows = jnp.pad(rows, (0, missing), constant_values=len(sizes))
+    padding = 0, padded(len(rows), mesh) - len(rows)
+    rows = jnp.pad(rows, padding, constant_values=len(sizes))
     key = jax.random.fold_in(keys.data, number)
     samples = work.sampler(smallest, longest)(sizes[rows], rows, longest, key)
     # Padding rows have no client, so none of their samples is valid.
     samples = samples._replace(valid=samples.valid & (rows < len(sizes))[:, None, None])
-    if participates is None:
-        return client, rows, samples, {}
-    return client, rows, samples, {"participates": jnp.pad(participates, (0, missing))}
+    present = {} if participates is None else {"participates": jnp.pad(participates, padding)}
+    return client, rows, samples, present
 
 
 def _open_stream(
@@ -177,7 +171,7 @@ def _open_stream(
 ) -> tuple[Callable[[int], tuple], np.ndarray, Iterator[Batches]]:
     """Returns `_draw` by number, the rows of this process, and a stream of their batches."""
     drawing, facts = _drawing_of(experiment)
-    draw = made_once(("draw", drawing), lambda: jax.jit(partial(_draw, *drawing)))
+    draw = made_once(("draw", drawing), lambda: jax.jit(partial(_draw, drawing)))
     # Of several rounds, because samples of the next one are read before all of this one are taken.
     cached_draw = lru_cache(4)(lambda number: jax.device_get(draw(facts, keys, number)))
     lock = threading.Lock()
@@ -207,7 +201,7 @@ def _compile_round(
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common
-        client, numbers, samples, present = _draw(*drawing, facts, keys, state.round)
+        client, numbers, samples, present = _draw(drawing, facts, keys, state.round)
         if resident:
             rows = data if client is None else _rows_on(data, numbers, mesh)
             data = point_to(rows, samples)
