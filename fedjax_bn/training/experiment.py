@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     clients_named: int = 100
     predictions: str = ""
     profile: int = 0
-    device_megabytes: int = 4000
+    device_megabytes: int = 4000  # data up to this size stay on the device
     model: str = ""
     start_from: str = ""
     pretrained: str = ""
@@ -86,7 +86,6 @@ class Evaluation(NamedTuple):
     """How clients are tested; other fields mean what their keys mean."""
 
     batch_size: int = 500
-    device_megabytes: int = 4000  # test data up to this size stay on the device
     clients: int = 0  # how many are evaluated, drawn from `seed`; 0 for all
     seed: int = 0
     eval_unseen: str = "always"

@@ -190,7 +190,7 @@ def _scoring(
     score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
     batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
-        limit = experiment.evaluation.device_megabytes
+        limit = experiment.plan.device_megabytes
         resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
 
     def of_places(state: FederatedState, places: np.ndarray) -> list[float | AnyAnswers]:
@@ -275,7 +275,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def batches(name: str, size: int, order: int, placement: str) -> Callable[[], scoring.Blocks]:
         split = scoring.in_order(tested[name], order)
         batches = scoring.SplitBatches([split], size, mesh, placement)
-        return batches.kept_within(experiment.evaluation.device_megabytes)
+        return batches.kept_within(experiment.plan.device_megabytes)
 
     serve = partial(served_variables, choices=choices)
     if mesh is not None:  # every device needs the mean of rows that are spread over all
