@@ -8,7 +8,6 @@ from fedjax_bn.arguments.text import nearest
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import confusion
 from fedjax_bn.training import score_tables
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.population import PopulationState
@@ -63,19 +62,6 @@ class Result(NamedTuple):
         """
         default = "running" if client is None else None
         return predictor(self.method, self.variables(client), adaptation or default)(images)
-
-    def confusion(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        client: str | None = None,
-        adaptation: str | None = None,
-    ) -> np.ndarray:
-        """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
-
-        `labels` are whole numbers [N] from 0, else a ValueError; all else is as in `predict`.
-        """
-        return confusion(self.predict(images, client, adaptation), labels)
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""

@@ -39,10 +39,12 @@ class TensorBoard:
             self._write(self._rounds_done + 1, session_log=SessionLog(status=SessionLog.START))
             sync(self._folder)
         for path in self._plots:
-            width, height = struct.unpack(">II", path.read_bytes()[16:24])  # as every PNG begins
-            image = {"width": width, "height": height, "colorspace": 4}
-            image["encoded_image_string"] = path.read_bytes()
-            self._write(self._rounds_done, summary={"value": [{"tag": path.stem, "image": image}]})
+            if (data := path.read_bytes()).startswith(b"\x89PNG"):
+                width, height = struct.unpack(">II", data[16:24])
+                image = {"width": width, "height": height, "colorspace": 4}
+                image["encoded_image_string"] = data
+                value = {"tag": path.stem, "image": image}
+                self._write(self._rounds_done, summary={"value": [value]})
         return self
 
     def __exit__(self, *error: Any) -> None:
