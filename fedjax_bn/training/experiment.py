@@ -159,9 +159,7 @@ def check_labelled(
     for client, name, split in tested:
         labelled, unlabelled = _draw_labelled(split, choice)
         if name != "train" and (len(labelled) < choice.samples or not len(unlabelled)):
-            raise ConfigError(
-                f"{key} leaves no {name} samples of {client!r} to test: lower it, or set it to 0"
-            )
+            raise ConfigError(f"{key} leaves no {name} samples of {client!r} to test: lower it")
 
 
 def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
