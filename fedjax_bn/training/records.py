@@ -130,7 +130,6 @@ def summarize(
     def scores(record: Record, internal: str = "accuracy", unseen: str = "unseen") -> Record:
         return {"internal": record[internal], "unseen": record.get(unseen, {})}
 
-    measures = {"measures": scores(best, "measures", "unseen_measures")}
     summary = {
         "method": plan.method,
         "dataset": experiment.internal.name,
@@ -140,7 +139,10 @@ def summarize(
         "tested_on": {whom: scored_part(domains) for whom, domains in parts.items() if domains},
         "accuracy": scores(best),
         "last_round": scores(records[-1]),
-        **(measures if "measures" in best else {}),
+    }
+    if "measures" in best:
+        summary["measures"] = scores(best, "measures", "unseen_measures")
+    summary |= {
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples_a_round(experiment) / seconds,
