@@ -1,10 +1,8 @@
 """Draws the clients of a round: who is drawn, available by a trace, and does not drop out.
 
-A trace file lists the clients that are available in each round. A client that is drawn but not
-available, or that drops out, is in the round's cohort and takes no part. After its last round the
-trace starts again. It is text, one line per round, with numbers of clients (from 0, in the order of
-the clients) between commas or blanks, `3-17` for a range, `all` for all; # starts a comment, and a
-line with nothing else is skipped.
+A trace is a text file with a line per round of the clients that are available: numbers from 0
+between commas or blanks, `3-17` for a range, `all` for all; # starts a comment, and a line with
+nothing else is skipped. After its last round it starts again.
 """
 
 import os
@@ -32,14 +30,10 @@ def kept_on_host(population: str, drawn: int, clients: int) -> bool:
 def draw_cohort(
     participation: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns the clients of a round, and which of them take part; traceable.
+    """Returns the clients of a round i32[C], in order, and which of them take part bool[C].
 
-    Unavailable clients are drawn only if too few are available. By size, a client's probability to
-    be drawn next is its share of the samples of all clients not yet drawn. `sizes` i[K] are their
-    training samples, `round` i32[] the rounds finished.
-
-    Returns:
-      i32[C], their numbers in order, None for all K; and bool[C] or bool[K], None if all take part.
+    The first is None for all K clients, the second if all take part. Unavailable clients are drawn
+    only if too few are available. `sizes` i[K] are training samples, `round` i32[] those finished.
     """
     total = len(sizes)
     key = jax.random.fold_in(key, round)
@@ -49,7 +43,8 @@ def draw_cohort(
         participates = jnp.unpackbits(bits)[:total].astype(bool)
     if 0 < participation.drawn < total:
         if participation.draw == "by_size":
-            # Sorting by log size + Gumbel noise equals drawing one by one without replacement.
+            # Sorting by log size + Gumbel noise equals drawing one by one without replacement, each
+            # by its share of the samples of all clients not yet drawn.
             draws = jax.random.gumbel(stream(key, "cohort by size"), (total,))
             chances = jnp.log(jnp.asarray(sizes, draws.dtype)) + draws
             ranks = jnp.argsort(jnp.argsort(-chances)).astype(jnp.int32)
@@ -71,7 +66,7 @@ def draw_cohort(
 def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     """Returns the trace in a file as bits u8[rounds, ceil(K / 8)]; None for "".
 
-    ConfigError: the file cannot be read, has no round, or names a client that does not exist.
+    ConfigError: the file cannot be read, has no round, or names an unknown client.
     """
     if not file:
         return None
@@ -84,7 +79,6 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
 
 
 def _rows_of(text: str, num_clients: int) -> np.ndarray:
-    """Returns bool[rounds, K] of the lines of a text."""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         row = np.zeros(num_clients, bool)
@@ -95,8 +89,7 @@ def _rows_of(text: str, num_clients: int) -> np.ndarray:
             lowest, highest = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not lowest <= highest < num_clients:
                 raise ValueError(
-                    f"line {number} has {brief(entry)}; write numbers of clients from 0 to "
-                    f"{num_clients - 1}, ranges such as 3-17, or all"
+                    f"line {number} has {brief(entry)}: write 0 to {num_clients - 1}, 3-17 or all"
                 )
             row[lowest : highest + 1] = True
         if entries:

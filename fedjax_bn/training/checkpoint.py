@@ -1,7 +1,7 @@
 """Saves and restores a run's Orbax checkpoints: its latest rounds, and the selected round.
 
-Each checkpoint has a file of checksums, which show damage before Orbax reads the arrays: Orbax does
-not notice a flipped bit, and its parallel readers print tracebacks of damage that they notice.
+Each has a file of checksums, because Orbax does not notice a flipped bit, and its parallel readers
+print tracebacks of damage that they notice.
 """
 
 import errno
@@ -66,10 +66,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
 
 @contextmanager
 def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
-    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
-
-    At the end of the block, the disk has what was saved.
-    """
+    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds."""
     latest, selected = places = folder / "checkpoints/latest", folder / "checkpoints/selected"
     # A killed run saved these rounds, and this one will reach and save them again.
     later = (path for path in chain(*map(_saved_in, places)) if int(path.name) > rounds_done)
@@ -78,7 +75,7 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
     try:
         yield managers
         for manager in managers:
-            settle(manager)
+            settle(manager)  # the disk has what was saved
     finally:
         for manager in managers:
             with suppress(Exception):  # `settle` has already raised the error of a save
@@ -86,17 +83,13 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
 
 
 def delete_earlier(folder: Path) -> None:
-    """Deletes the checkpoints that a finished run no longer needs.
-
-    The selected round stays, and so does the last round, from which more rounds would continue.
-    """
+    """Deletes the checkpoints of a finished run, except for its selected and its last round."""
     latest = _saved_in(folder / "checkpoints/latest")
     selected_rounds = [path.name for path in _saved_in(folder / "checkpoints/selected")]
     _delete(path for path in latest if path != latest[-1] or path.name in selected_rounds)
 
 
 def _saved_in(place: Path) -> list[Path]:
-    """Returns the whole checkpoints in a folder, the oldest first."""
     paths = (path for path in place.glob("*") if path.name.isdecimal())
     return sorted(paths, key=lambda path: int(path.name))
 
@@ -120,11 +113,9 @@ def steps(manager: Folder) -> list[int]:
 def latest_state(
     folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
 ) -> PyTree:
-    """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
-
-    `rounds` have records: a later checkpoint is used only if `latest` has no earlier one.
-    """
-    # A finished run whose last round was the selected one has only a selected checkpoint.
+    """Returns the state from which a run with records of `rounds` continues, or `start()`."""
+    # A later checkpoint than the records is used only if `latest` has no earlier one. A finished
+    # run whose last round was the selected one has only a selected checkpoint.
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             saved = by_first(partial(steps, manager))
@@ -137,10 +128,7 @@ def latest_state(
 
 
 def save(manager: Folder, round: int, state: PyTree) -> None:
-    """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
-
-    WorkdirError: as `settle`, for this save or the one before.
-    """
+    """Saves `state` as `round` in the background; raises as `settle`, also for the last save."""
 
     def without_donation(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -164,31 +152,31 @@ def settle(manager: Folder) -> None:
 
 @contextmanager
 def _faults_named(manager: Folder) -> Iterator[None]:
-    """Raises WorkdirError for the many kinds of errors that a failing save raises."""
     folder = Path(manager.directory)
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of many kinds
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        # The system's own error may be the cause of Orbax's error, or a part of its text.
-        numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
-        match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
         raise WorkdirError(
-            f"cannot save a checkpoint in {folder} ({match[0] if match else error}): make room "
-            "there or make it writable and give the same command to continue"
+            f"cannot save to {folder} ({_reason(error)}): make room or make it writable"
         ) from error
+
+
+def _reason(error: Exception) -> str | Exception:
+    # The system's own error may be the cause of Orbax's error, or a part of its text.
+    numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
+    match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
+    return match[0] if match else error
 
 
 @contextmanager
 def _damage_named(checkpoint: str) -> Iterator[None]:
-    """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of many kinds
         raise CheckpointError(
-            f"{checkpoint} is damaged ({error}): delete that checkpoint and run again to continue "
-            "from an earlier one or from the start"
+            f"{checkpoint} is damaged ({error}): delete that checkpoint and run again"
         ) from error
 
 
@@ -196,15 +184,14 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     """Reads the checkpoint of a round (by default the newest).
 
     `like` is a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
-    leaf is placed by its `sharding`, by default on this process's first device. The number of
-    padding rows, which depends on the devices, may differ from what was saved. CheckpointError:
+    leaf is placed by its `sharding`, by default on this process's first device. CheckpointError:
     the checkpoint is damaged, or holds other arrays.
     """
     folder = Path(manager.directory) / str(steps(manager)[-1] if round is None else round)
     if difference := by_first(lambda: _difference(manager, folder, like)):
         raise CheckpointError(
             f"the checkpoint {folder} is of another model, method or sharing rule ({difference}): "
-            "give the code and the keys of the run's first start to continue, or another --workdir"
+            "give the keys of the run's first start, or another --workdir"
         )
     with _damage_named(f"the checkpoint {folder}"):
         # By names, because Orbax describes named tuples and dataclasses as dicts.
@@ -231,15 +218,13 @@ def _form(manager: Folder, folder: Path) -> PyTree:
 
 
 def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
-    """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
     device = SingleDeviceSharding(jax.local_devices()[0])
 
     def placed(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):  # stays on the host
-            return leaf
-        # Orbax's own description of a leaf has no `sharding`.
-        place = getattr(leaf, "sharding", None) or device
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+        # Orbax's own description of a leaf has no `sharding`. NumPy's arrays stay on the host.
+        spread = getattr(leaf, "sharding", None) or device
+        is_on_host = isinstance(leaf, np.ndarray)
+        return leaf if is_on_host else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=spread)
 
     # Orbax reads in threads of its own, which do not see this thread's context `jax.enable_x64` and
     # would convert float64 to float32.
@@ -259,7 +244,7 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     def leaves(tree: PyTree) -> dict[str, str]:
         descriptions = {}
         for name, leaf in _by_name(tree).items():
-            # Padding rows do not count. The shape of `weights` also has the number of clients.
+            # The number of padding rows depends on the devices. `weights` has that of clients too.
             rows = name.removeprefix("state/").startswith(("personal/", "memory/"))
             descriptions[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
         return descriptions
@@ -297,10 +282,9 @@ def _add_checksums(folder: Path) -> None:
 
 def _checksums(folder: Path) -> str:
     """Returns a line for each file of the arrays, not for those that Orbax has yet to write."""
-    lines = []
-    for path in sorted(folder.glob("*/**/*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            lines.append(f"{digest}  {path.relative_to(folder)}\n")
-    return "".join(lines)
+    lines = ""
+    for path in filter(Path.is_file, sorted(folder.glob("*/**/*"))):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines += f"{digest}  {path.relative_to(folder)}\n"
+    return lines

@@ -21,14 +21,13 @@ from fedjax_bn.training.workdir import Record
 
 
 class Personalization(NamedTuple):
-    """How a client adapts before its test: by gradient steps on some labelled samples.
+    """How a client adapts before its test: by a gradient step on some labelled samples.
 
     Per-FedAvg (Fallah et al. 2020) trains a start for this, and UniFed tests it (4.1.2, 4.1.3). The
     samples are drawn from the evaluated split, by `seed`, and never count in the accuracy.
     """
 
     samples: int
-    steps: int
     rate: float
     seed: int
 
@@ -71,7 +70,7 @@ class Plan(NamedTuple):
     clients_named: int = 100
     predictions: str = ""
     profile: int = 0
-    device_megabytes: int = 4000
+    device_megabytes: int = 4000  # data up to this size stay on the device
     model: str = ""
     start_from: str = ""
     pretrained: str = ""
@@ -87,7 +86,6 @@ class Evaluation(NamedTuple):
     """How clients are tested; other fields mean what their keys mean."""
 
     batch_size: int = 500
-    device_megabytes: int = 4000  # test data up to this size stay on the device
     clients: int = 0  # how many are evaluated, drawn from `seed`; 0 for all
     seed: int = 0
     eval_unseen: str = "always"
@@ -138,18 +136,13 @@ def privacy_notes(about: Record) -> tuple[str, ...]:
 
 
 def personalization_of(
-    method: FederatedMethod,
-    seed: int,
-    samples: int | None = None,
-    steps: int = 1,
-    rate: float | None = None,
+    method: FederatedMethod, seed: int, samples: int | None = None
 ) -> Personalization | None:
-    """Returns how clients adapt before they are tested; None values are the method's own."""
+    """Returns how clients adapt before they are tested; `samples` None is the method's number."""
     usual_rate = inspect.signature(personalize).parameters["inner_rate"].default
-    method_samples, method_rate = method.personalize or (0, usual_rate)
+    method_samples, rate = method.personalize or (0, usual_rate)
     samples = method_samples if samples is None else samples
-    rate = method_rate if rate is None else rate
-    return Personalization(samples, steps, rate, seed) if samples else None
+    return Personalization(samples, rate, seed) if samples else None
 
 
 def check_labelled(
@@ -160,28 +153,19 @@ def check_labelled(
         return
     key = f"config.personalize_samples={choice.samples}"
     if any(isinstance(domain.test.labels, dict) for domain in (*internal.domains, *unseen)):
-        raise ConfigError(
-            f"{key} adapts classifiers, but images of {internal.name} have boxes or masks: set it "
-            "to 0"
-        )
+        raise ConfigError(f"{key} adapts classifiers, not detectors or masks: set it to 0")
     tested = [(domain.name, *part) for domain in internal.domains for part in splits(domain)]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
         labelled, unlabelled = _draw_labelled(split, choice)
         if name != "train" and (len(labelled) < choice.samples or not len(unlabelled)):
-            raise ConfigError(
-                f"{key} leaves none to test of the {len(split.images)} samples in the {name} split "
-                f"of {client!r}: lower it, or set it to 0 to test without personalization"
-            )
+            raise ConfigError(f"{key} leaves no {name} samples of {client!r} to test: lower it")
 
 
 def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
-
-    Samples with one name, such as windows of a recording, are never on both sides: if some are
-    labelled, the others of that name are not tested.
-    """
-    # The same samples in every round and every command, whatever else the run draws.
+    """Returns the numbers of the labelled samples i64[n] and of those that are tested i64[m]."""
+    # If some samples of one name, such as windows of a recording, are labelled, the others are not
+    # tested. The same samples in every round and every command, whatever else the run draws.
     group = number_groups(split.names, len(split.images))
     labelled = np.random.default_rng(choice.seed).permutation(len(group))[: choice.samples]
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
@@ -190,10 +174,8 @@ def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, n
 def set_aside(
     parts: Sequence[Split], choice: Personalization
 ) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
-    """Returns the labelled samples of each split, and the tested ones in the split's order.
-
-    A split that several clients have (the same object) stays one object, which is stored once.
-    """
+    """Returns the labelled samples of each split, and the tested ones in the split's order."""
+    # A split that several clients have (the same object) stays one object, which is stored once.
     divided = {
         id(split): tuple(select(split, index) for index in _draw_labelled(split, choice))
         for split in {id(split): split for split in parts}.values()

@@ -34,16 +34,11 @@ def train(
 
     So lines may be ahead of the latest checkpoint, and are then dropped, but never behind it.
 
-    Args:
-      round: makes the next round: `round(state) -> (state, record)`.
-      state: before that round.
-      rounds: of the whole run.
-      records: of the rounds before; the records of further rounds are appended.
-      callbacks: in the order in which they are called.
+    `rounds` are those of the whole run, `records` those of the rounds before `state`, to which the
+    further ones are appended.
     """
 
     def call(hook: str, *arguments: Any) -> list[Any]:
-        """Returns what the callbacks' methods of this name return; a callback may lack it."""
         methods = [getattr(callback, hook, None) for callback in callbacks]
         return [method(*arguments) for method in methods if method is not None]
 

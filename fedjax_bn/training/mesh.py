@@ -1,7 +1,6 @@
-"""Spreads a run over devices, and places its arrays there.
+"""Spreads a run over devices: rows of clients over the axis "clients", and copies of all else.
 
-Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. If
-there are several processes, each reads and places only the rows of its own devices.
+If there are several processes, each reads and places only the rows of its own devices.
 """
 
 import dataclasses
@@ -23,14 +22,9 @@ PyTree = Any
 def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | None:
     """Returns the mesh that `config.mesh` describes; None for one device.
 
-    Args:
-      clients: devices over which clients are shared out; 0 for all there are.
-      batch: devices over which each batch is split; 0 for devices // rows, from 1 to `batch_size`.
-      rows: clients of a round.
-      batch_size: samples of a step.
-
-    Raises:
-      ConfigError: there are too few devices, or a process would have none of the chosen ones.
+    `clients` devices (0: all) share out the `rows` clients of a round, and `batch` devices (0: as
+    many as are left) a step of `batch_size` samples. ConfigError: there are too few devices, or a
+    process would have none of the chosen ones.
     """
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
@@ -43,10 +37,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
-        raise ConfigError(
-            f"{setting} takes no device of process {min(idle)}: start fewer processes, or give a "
-            "larger mesh"
-        )
+        raise ConfigError(f"{setting} leaves out process {min(idle)}: give a larger mesh")
     if chosen.size == 1 and jax.process_count() == 1:
         return None
     shape, names = ((clients, batch), (CLIENTS, BATCH)) if batch > 1 else ((clients,), (CLIENTS,))
@@ -89,8 +80,7 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
         return dataclasses.replace(host, state=common)
     if mesh is None:
         return form
-    shardings = shardings_of(form, mesh)
-    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), form, shardings)
+    return jax.tree.map(lambda x, spread: x.update(sharding=spread), form, shardings_of(form, mesh))
 
 
 def place_rows(
@@ -98,8 +88,8 @@ def place_rows(
 ) -> PyTree:
     """Returns arrays [rows, ...] of which every device gets its own rows.
 
-    `read(start, stop)` returns those rows, a tree of NumPy arrays; it is only called for the rows
-    of this process's devices. `rows` is a multiple of the number of shards.
+    `read(start, stop)` returns rows of this process's devices, a tree of NumPy arrays. `rows` is a
+    multiple of the number of shards.
     """
     if sharding is None:
         return jax.tree.map(jnp.asarray, read(0, rows))
@@ -109,10 +99,7 @@ def place_rows(
         tree = read(start, stop)
         parts += [jax.device_put(jax.tree.leaves(tree), device) for device in devices]
     join = jax.make_array_from_single_device_arrays
-    leaves = [
-        join((rows, *shards[0].shape[1:]), sharding, [*shards])
-        for shards in zip(*parts, strict=True)
-    ]
+    leaves = [join((rows, *x[0].shape[1:]), sharding, [*x]) for x in zip(*parts, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
@@ -142,8 +129,7 @@ def _own_places(
     # Devices that share a client's batch have the same rows, so a place may have several.
     devices_of: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
-        start, stop, _ = index.indices(rows)
-        devices_of.setdefault((start, stop), []).append(device)
+        devices_of.setdefault(index.indices(rows)[:2], []).append(device)
     return sorted(devices_of.items(), key=lambda item: item[0])
 
 

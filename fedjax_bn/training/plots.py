@@ -1,8 +1,4 @@
-"""Draws what a run has of its data and predictions, as PNG, and writes data.json.
-
-Of the data: samples and class counts. Of a test: features, masks, alphas, boxes, and settings of
-adaptations.
-"""
+"""Draws what a run has of its data and predictions, as PNG, and writes data.json."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -56,11 +52,10 @@ _MOST_SAMPLED = 40  # clients whose images are shown
 
 
 def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) -> Record:
-    """Returns the content of data.json.
+    """Returns the content of data.json, with `limit` clients at most, evenly spaced.
 
-    At most `limit` clients are listed, evenly spaced. All samples of unseen domains count as test;
-    clients that are tested on their validation samples have no "test". A split has the number of
-    its samples and, of each class, of its samples, boxes or pixels.
+    A split has the number of its samples and, of each class, of its samples, boxes or pixels.
+    Clients that are tested on their validation samples have no "test".
     """
 
     def counts(parts: Sequence[Split]) -> Record:
@@ -70,12 +65,10 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) ->
         return {"samples": sum(len(p.images) for p in parts), "classes": [*map(int, totals)]}
 
     labels, clients = internal.domains[0].train.labels, {}
-    for k in some_of(len(internal.domains), limit):
-        domain = internal.domains[k]
-        parts = {name: counts([split]) for name, split in splits(domain)}
+    for domain in (internal.domains[k] for k in some_of(len(internal.domains), limit)):
+        clients[domain.name] = {name: counts([split]) for name, split in splits(domain)}
         if domain.test is domain.validation:
-            del parts["test"]
-        clients[domain.name] = parts
+            del clients[domain.name]["test"]
     return {
         "classes": list(_class_names(internal)),
         "clients": clients,
@@ -99,14 +92,10 @@ def write_data_plots(
 
 
 def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ()) -> bytes:
-    """Draws the first `count` samples of each client in a row: images, or features as curves.
-
-    Masks are drawn in the colours of their `classes`, boxes as frames.
-    """
+    """Draws the first `count` samples of each client in a row, with masks of `classes` or boxes."""
     names = [in_lines(domain.name) for domain in domains]
     heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
     figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
-    # One picture for a whole row, because matplotlib's time grows with the number of pictures.
     grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
     unlabelled = False
     for axes, domain, name in zip(grid, domains, names, strict=True):
@@ -117,8 +106,8 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
         images = [small_picture(image, _SIDE) for image in images]
         if classes:
             masks = split.labels[MASK][:count]
-            small_masks = [small_mask(mask, _SIDE) for mask in masks]
-            images = [coloured(*pair) for pair in zip(images, small_masks, strict=True)]
+            pairs = zip(images, masks, strict=True)
+            images = [coloured(image, small_mask(mask, _SIDE)) for image, mask in pairs]
             unlabelled |= bool((masks == UNLABELLED).any())
         if images[0].ndim == 1:  # curves side by side on one scale
             width = len(images[0])
@@ -129,6 +118,7 @@ def samples(domains: list[Domain], count: int = 10, classes: Sequence[str] = ())
         else:
             width = images[0].shape[1]
             step = width + max(1, width // 10)  # with a white gap
+            # One picture for a row, because matplotlib's time grows with the number of pictures.
             row = np.full((len(images[0]), width + (count - 1) * step, 3), 255, np.uint8)
             for number, image in enumerate(images):
                 row[:, number * step : number * step + width] = image
@@ -149,7 +139,7 @@ def draw_class_counts(dataset: Dataset) -> bytes:
     """Draws the training samples, boxes or pixels by class and client (FedIG, Fig. 10)."""
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [class_counts(d.train.labels, dataset.num_classes) for d in domains]
-    table = np.stack(counts, axis=1)  # [C, K]
+    table = np.stack(counts, axis=1)
     classes, clients = table.shape
     size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
     figure = Figure(figsize=size, layout="constrained")
@@ -187,10 +177,7 @@ def features_of(
     split: Split,
     batch_size: int = 256,
 ) -> np.ndarray:
-    """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
-
-    `make` is model -> adaptation without carry, such as `adaptation.running`.
-    """
+    """Returns features f[N, F] before the classifier (FedIG, Fig. 4b), by `make(model)`."""
     adaptation = make(FeaturesOf(model))
 
     def features(variables: Variables, images: jax.Array) -> jax.Array:
@@ -219,10 +206,7 @@ def _over_batches(
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
-    """Draws each domain's mean features by channel, before and after its mask (FedCD, Fig. 4).
-
-    `features` are domain -> f[N, F], before the mask; `masks` f[D, F].
-    """
+    """Draws mean features f[N, F] of domains, before and after `masks` f[D, F] (FedCD, Fig. 4)."""
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     grid = figure.subplots(2, len(features), sharex=True, sharey="col", squeeze=False)
     for column, (name, values), mask in zip(grid.T, features.items(), masks, strict=True):
@@ -244,7 +228,7 @@ def ablations(
 ) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yields (end of a file name, `draw() -> PNG`) for every key that adaptations of one name vary.
 
-    `scores` are domain -> adaptation -> percent, as "unseen" in a run's summary.
+    `scores` are domain -> adaptation -> percent.
     """
     baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
     for (name, key), choices in varied([*next(iter(scores.values()), {})]).items():
@@ -258,10 +242,7 @@ def ablations(
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
-    """Draws a point for every test sample and layer, and the layers' medians (FedIG, Fig. 4a).
-
-    `by_layer` is layer name -> alpha f[N] in [0, 1].
-    """
+    """Draws layer -> alpha f[N] of all test samples, and the layers' medians (FedIG, Fig. 4a)."""
     figure = Figure(figsize=(max(6, 0.4 * len(by_layer) + 2), 4), layout="constrained")
     axes = figure.subplots()
     random = np.random.default_rng(0)
@@ -279,10 +260,7 @@ def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
 def embeddings(
     features: Mapping[str, np.ndarray], labels: np.ndarray, classes: Sequence[str] = ()
 ) -> bytes:
-    """Draws t-SNE of features, a panel for each method, a colour for each class (FedIG, Fig. 4b).
-
-    `features` are title -> f[N, F], `labels` i32[N], `classes` their names.
-    """
+    """Draws t-SNE of title -> features f[N, F], coloured by `labels` i32[N] (FedIG, Fig. 4b)."""
     from sklearn.manifold import TSNE
 
     labels = np.asarray(labels)
@@ -319,12 +297,12 @@ def ablation(
     for i, (name, row) in enumerate(values.items()):
         # Settings that are no numbers, such as affine=mean, stand side by side.
         numeric = all(isinstance(place, int | float) for place in row)
-        places, color = sorted(row) if numeric else list(row), f"C{i}"
-        repeats = [np.asarray(row[place], float) for place in places]
-        places = places if numeric else [*map(str, places)]
+        settings, color = sorted(row) if numeric else list(row), f"C{i}"
+        repeats = [np.asarray(row[setting], float) for setting in settings]
+        places = settings if numeric else [*map(str, settings)]
         axes.plot(places, [r.mean() for r in repeats], "o-", color=color, label=on_plot(name))
-        ranges = [r.min() for r in repeats], [r.max() for r in repeats]
-        axes.fill_between(places, *ranges, color=color, alpha=0.2)
+        lows, highs = [r.min() for r in repeats], [r.max() for r in repeats]
+        axes.fill_between(places, lows, highs, color=color, alpha=0.2)
         if name in baseline:
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
@@ -337,11 +315,7 @@ def ablation(
 
 
 def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> None:
-    """Writes `plots/boxes.png`, the first tested images with the boxes that a detector finds.
-
-    Internal clients predict with their own models, by the method's rule. Unseen domains predict
-    with what an unseen client receives, by the received running statistics.
-    """
+    """Writes `plots/boxes.png`, the first tested images with the boxes that a detector finds."""
 
     @partial(jax.jit, static_argnums=0)
     def find(adaptation: Adaptation, variables: Variables, images: jax.Array) -> Any:
@@ -371,10 +345,9 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
 
 
 def of_part(name: str, part: str) -> str:
-    """Returns a client's name, with the part of its samples if these are not test samples."""
+    """Returns a name, with the part of the samples if these are not test samples."""
     return name if part == "test" else f"{name} ({part})"
 
 
 def _class_names(dataset: Dataset) -> tuple[str, ...]:
-    """Returns the names of the classes, or their numbers as text."""
     return dataset.classes or tuple(map(str, range(dataset.num_classes)))

@@ -1,8 +1,6 @@
 """Keeps the clients' own parts in the host's memory, for far more clients than a round trains.
 
-With `config.population=host` the run's state is a `PopulationState`: each client's personal leaves,
-memory and what a weighing rule remembers are a row of NumPy arrays, so neither the device's memory
-nor the cost of a round depends on the number of clients.
+Neither the device's memory nor the cost of a round then depends on the number of clients.
 """
 
 import dataclasses
@@ -25,9 +23,7 @@ PARTS = ("personal", "memory", "weighing")  # of the state, with a row for each 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PopulationState:
-    """The state that a population's run carries between rounds and saves in its checkpoints.
-
-    A round changes `rows` and `trained` in place, as it donates the arrays of other states.
+    """The state with `config.population=host`; a round changes `rows` and `trained` in place.
 
     Attributes:
       state: all that is not kept per client, as the state of a federation of one client. Its
@@ -91,9 +87,7 @@ def start_population(
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs the models of all clients at once."""
-    for adaptation in adaptations:
-        if adaptation.partition(":")[0] == ensemble.__name__:
-            raise ConfigError(
-                f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
-                "the device: leave it out, or set population=device"
-            )
+    if any(text.partition(":")[0] == ensemble.__name__ for text in adaptations):
+        raise ConfigError(
+            "config.adaptations has 'ensemble', which needs population=device: leave one out"
+        )

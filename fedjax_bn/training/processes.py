@@ -2,11 +2,9 @@
 
 With --distributed, JAX finds the others on SLURM (one task per GPU), under Open MPI and on Cloud
 TPUs; elsewhere three variables name them. All processes compute; only process 0 writes to the
-workdir and prints. The others receive from it what the workdir holds, and its errors (`by_first`).
-If a process is lost, JAX ends the others; the same command continues from the last checkpoint.
+workdir and prints. If a process is lost, JAX ends the others.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -30,17 +28,15 @@ _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 def join(distributed: bool | None, timeout: int = 300) -> None:
     """Connects this process with the others of its run, before any other call of JAX.
 
-    With `distributed` False it trains alone, whatever started it; with None too, but several
-    processes of a launcher, which would share a workdir, are refused. `timeout` is in seconds.
-    ConfigError: a variable is missing, or JAX cannot connect the processes.
+    With `distributed` False or None it trains alone. ConfigError: it is None in one of several
+    processes, which would share a workdir, or JAX cannot connect them in `timeout` seconds.
     """
     place = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
     tasks = {name: os.environ[name] for name in _TASKS if os.environ.get(name, "1") != "1"}
     if distributed is None and (launched := tasks | place):
         variables = ", ".join(f"{name}={value}" for name, value in launched.items())
         raise ConfigError(
-            f"this is one of several processes ({variables}): give --distributed to "
-            "train together, or --nodistributed if each has a workdir of its own"
+            f"one of several processes ({variables}): give --distributed, or --nodistributed"
         )
     if not distributed:
         return
@@ -55,9 +51,8 @@ def join(distributed: bool | None, timeout: int = 300) -> None:
             jax.distributed.initialize(initialization_timeout=timeout)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--distributed: JAX cannot connect the processes ({error}): set all of "
-            f"{', '.join(_VARIABLES)}, as launch/local.sh does, start all processes, or leave "
-            "--distributed out to train alone"
+            f"--distributed: JAX cannot connect the processes ({error}): start all of them, with "
+            f"{', '.join(_VARIABLES)} as in launch/local.sh, or leave --distributed out"
         ) from error
     sys.excepthook = _end_at_once
 
@@ -80,8 +75,7 @@ def first() -> bool:
 def by_first(act: Callable[[], Any]) -> Any:
     """Calls a function in process 0 and returns its result, which JSON can hold, in all processes.
 
-    All processes must call it, in the same order, outside of other threads. A UserError of `act` is
-    raised in all of them.
+    All must call it, in the same order, outside of other threads. All raise a UserError of `act`.
     """
     if not _several():
         return act()
@@ -119,16 +113,9 @@ def any_asked(stop: bool) -> bool:
 
 def require_same(name: str, value: Any) -> None:
     """Raises ConfigError in all processes, which all call it, if a value of theirs differs."""
-    if not _several():
-        return
-    # Digests all have the same size, which a collective needs.
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    if differing := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:
-        raise ConfigError(
-            f"{name} of process {differing[0]} is not that of process 0: give all the same "
-            "command, and let them read the same files"
-        )
+    text = json.dumps(value, sort_keys=True)
+    if any_asked(by_first(lambda: text) != text):
+        raise ConfigError(f"{name} of a process is not that of process 0: give all one command")
 
 
 def leave(status: int) -> None:

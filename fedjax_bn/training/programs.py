@@ -1,10 +1,8 @@
-"""Keeps compiled programs, in this process and between runs.
+"""Keeps compiled programs, in this process and, by JAX's persistent cache, between runs.
 
-Further runs in one process with the same method and shapes compile nothing (`made_once`). Between
-runs, JAX's persistent cache keeps them (`keep_compiled`), also for different machines: its entries
-are named by program, versions and hardware. JAX writes an entry in place, so a reader may find it
-half written, and a killed run leaves it so. Here the size is limited, which makes JAX lock the
-folder, and entries that a killed run left half written are deleted.
+JAX writes an entry of its cache in place, so a reader may find it half written, and a killed run
+leaves it so. Here the size is limited, which makes JAX lock the folder, and entries that a killed
+run left half written are deleted.
 """
 
 import os
@@ -33,8 +31,7 @@ _SETTINGS = {
 def made_once(key: tuple[Any, ...], make: Callable[[], _Made], arguments: PyTree = ()) -> _Made:
     """Returns `make()`, or what it returned for an equal key and arguments of equal form.
 
-    They are all on which the result depends. Numbers, texts and tuples of them in the key are
-    compared by value, methods and all else by identity.
+    Numbers, texts and tuples of them in the key are compared by value, all else by identity.
     """
     place = _comparable((*key, _form_of(arguments)))
     if place not in _made:
@@ -54,7 +51,6 @@ def _comparable(part: Any) -> Any:
 
 
 def _form_of(tree: PyTree) -> tuple[Any, ...]:
-    """Returns all of some arguments on which a program that is compiled for them depends."""
     leaves, structure = jax.tree.flatten(tree)
     options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
     forms = ((leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) for leaf in leaves)
@@ -62,11 +58,10 @@ def _form_of(tree: PyTree) -> tuple[Any, ...]:
 
 
 def keep_compiled(folder: str) -> None:
-    """Lets JAX look for compiled programs in a folder or bucket (`gs://...`), and keep more there.
+    """Lets JAX keep compiled programs in a folder or bucket (`gs://...`); "" is none.
 
-    JAX's own environment variables have priority: JAX_COMPILATION_CACHE_DIR, its limits, and
-    JAX_ENABLE_COMPILATION_CACHE=false, with which nothing is kept. A folder that cannot be written
-    is not used, with a warning; "" is none.
+    JAX's own environment variables have priority. A folder that cannot be written is not used, with
+    a warning.
     """
     name = "jax_compilation_cache_dir"
     if not jax.config.jax_enable_compilation_cache or name.upper() in os.environ:
@@ -81,8 +76,7 @@ def keep_compiled(folder: str) -> None:
                 place = str(Path(place).expanduser())
                 _drop_torn(Path(place))
         except (OSError, NotImplementedError) as error:  # not writable, or without locks
-            message = f"config.compilation_cache={folder} keeps no programs ({error})"
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(f"config.compilation_cache={folder} is unusable: {error}", stacklevel=2)
             place = None
     if jax.config.jax_compilation_cache_dir != place:
         jax.config.update(name, place)

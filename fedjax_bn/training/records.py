@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.arguments.errors import NotFiniteError, RiskError
 from fedjax_bn.data.domain import scored_part
-from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import Record
 
@@ -29,8 +27,7 @@ def by_client(
     values = np.asarray(values, float)
     finite = np.isfinite(values)
     if len(names) <= limit:
-        with_value = zip(names, values.tolist(), finite, strict=True)
-        named = {name: value if usable else None for name, value, usable in with_value}
+        named = dict(zip(names, np.where(finite, values, None).tolist(), strict=True))
         return named | ({"mean": float(values.mean())} if mean else {})
 
     def mean_of(rows: np.ndarray) -> float | None:
@@ -53,17 +50,12 @@ def some_of(count: int, limit: int) -> np.ndarray:
 
 
 def round_record(
-    names: list[str],
-    metrics: dict[str, np.ndarray],
-    number: int,
-    seconds: float,
-    limit: int = 100,
+    names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float, limit: int = 100
 ) -> Record:
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
-    Where the norms of the clients' updates are known, they are in `norm`, and `far_norms` has those
-    above ten times the median norm, as multiples of it. With more than `limit` clients the line has
-    a summary (`by_client`) and, if not all took part, `clients`, the numbers of those that did.
+    `far_norms` has the norms of updates above ten times their median, as multiples of it. More than
+    `limit` clients have a summary (`by_client`) and, if not all took part, `clients`, who did.
     """
     values = {key: by_client(names, metrics[key], limit, mean=False) for key in ("loss", "weights")}
     record = {"round": number, **values, "seconds": seconds}
@@ -89,13 +81,12 @@ def round_record(
 
 def warnings_of(record: Record) -> list[str]:
     """Returns warnings: a round without weights, and each norm that is far from the others'."""
-    round = f"round {record['round']}: "
     idle = [] if any(record["weights"].values()) else ["no client counts: the shared leaves stay"]
     norms = []
     for name, times in record.get("far_norms", {}).items():
         size = "overflows" if times is None else f"is {times:.3g} times the median norm"
         norms.append(f"the norm of {name}'s update {size}")
-    return [round + warning for warning in idle + norms]
+    return [f"round {record['round']}: {warning}" for warning in idle + norms]
 
 
 def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
@@ -113,42 +104,9 @@ def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
     return trained
 
 
-def require_usable(
-    record: Record, metrics: dict[str, np.ndarray], names: list[str], on_nonfinite: str
-) -> None:
-    """Checks that a run can continue after a round.
-
-    Raises:
-      NotFiniteError: an update of a client or the server's step is not finite; with `on_nonfinite`
-        "drop" only if no client's update is finite.
-      RiskError: the rule cannot use a risk, or gave weights that are not finite.
-    """
-    round, failed, fault = f"round {record['round']}", record.get("not_finite", []), ""
-    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
-    stop = on_nonfinite == "stop"
-    if failed and (stop or not counts.any()):
-        fault = f"the update of {', '.join(failed)} is not finite; lower optimizer.learning_rate, "
-        fault += "look at the data, or set on_nonfinite=drop to leave out some clients, not all"
-    elif stop and "server_finite" in record:
-        fault = "the server's step is not finite; lower its learning rate (the method's key eta), "
-        fault += "or set on_nonfinite=drop to leave such steps out"
-    if fault:
-        raise NotFiniteError(f"{round}: {fault}")
-    if not np.isfinite(metrics["weights"]).all():
-        try:
-            check_risks(counts, metrics["risk"], names)
-            reason = "the weighing rule gave weights that are not finite"
-        except ValueError as error:
-            reason = str(error)
-        raise RiskError(f"{round}: {reason}")
-
-
 def select_round(records: list[Record]) -> int:
-    """Returns the evaluated round with the best mean validation accuracy, the first if several are.
-
-    Without a validation split it is the last evaluated round. Over Flower, some rounds may be
-    evaluated without validation samples.
-    """
+    """Returns the round with the best mean validation accuracy; without any, the last evaluated."""
+    # Over Flower, some rounds may be evaluated without validation samples. Of equals, the first.
     if validated := [record for record in records if "validation" in record]:
         return max(validated, key=lambda record: record["validation"]["mean"])["round"]
     return [record["round"] for record in records if "accuracy" in record][-1]
@@ -164,11 +122,7 @@ def out_of_patience(records: list[Record], patience: int) -> bool:
 def summarize(
     experiment: Experiment, records: list[Record], compile_seconds: float, **entries: Any
 ) -> Record:
-    """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector.
-
-    `rounds` counts the rounds that were made, fewer than planned if the run ran out of patience
-    (`stopped_early`). `tested_on` is the part of the samples that the accuracies are of.
-    """
+    """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector."""
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
     parts = {"internal": experiment.internal.domains, "unseen": experiment.unseen}
@@ -202,8 +156,7 @@ def summarize(
 
 def samples_a_round(experiment: Experiment) -> float:
     """Returns the mean number of samples that a round trains on, for clients of mean size."""
-    work, who = experiment.work, experiment.participation
-    sizes = [len(domain.train.images) for domain in experiment.internal.domains]
+    work, who, sizes = experiment.work, experiment.participation, experiment.train_sizes()
     total = len(sizes)
     if work.steps:
         samples = total * work.steps * work.batch_size

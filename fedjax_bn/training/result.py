@@ -8,7 +8,6 @@ from fedjax_bn.arguments.text import nearest
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import confusion
 from fedjax_bn.training import score_tables
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.population import PopulationState
@@ -19,9 +18,7 @@ class Result(NamedTuple):
     """A trained federation. `print(result)` shows its table of accuracies."""
 
     method: FederatedMethod  # the method that was trained
-    # the federation after the selected round; of a run whose clients' rows are on the host, a
-    # `PopulationState`
-    state: FederatedState | PopulationState
+    state: FederatedState | PopulationState  # after the selected round
     clients: tuple[str, ...]  # the clients' names, in the order of the state's rows
     summary: Record  # the record that the command line writes as `summary.json`
     history: list[Record]  # one record a round, as in `metrics.jsonl`: losses, weights, accuracies
@@ -37,10 +34,9 @@ class Result(NamedTuple):
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
 
-        A client's model is the one with which it is tested; a client that has never trained has
-        what an unseen client receives. Where clients adapt to labelled samples before they are
-        tested (`perfedavg`), it is the model before that: `methods.perfedavg.personalize` makes
-        these steps. An unknown client is a ValueError.
+        A client that has never trained has that too. Where clients adapt to labelled samples before
+        they are tested, it is the model before `methods.perfedavg.personalize`. An unknown client
+        is a ValueError.
         """
         if client is None:
             return served_variables(self.state)
@@ -58,28 +54,14 @@ class Result(NamedTuple):
         Args:
           images: in the form that training took; the method's preprocessing is applied.
           client: whose model predicts; None for the model that an unseen client receives.
-          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
-            test (`FederatedMethod.statistics`), an unseen client by "running".
+          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its test,
+            an unseen client by "running".
 
         Raises:
           ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
-        if adaptation is None and client is None:
-            adaptation = "running"
-        return predictor(self.method, self.variables(client), adaptation)(images)
-
-    def confusion(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        client: str | None = None,
-        adaptation: str | None = None,
-    ) -> np.ndarray:
-        """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
-
-        `labels` are whole numbers [N] from 0, else a ValueError; all else is as in `predict`.
-        """
-        return confusion(self.predict(images, client, adaptation), labels)
+        default = "running" if client is None else None
+        return predictor(self.method, self.variables(client), adaptation or default)(images)
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""

@@ -1,11 +1,7 @@
 """Compiles the rounds of a run, with data on the devices or streamed from the host.
 
 The batches of a round are a pure function of its number, so a stopped run continues exactly. On a
-mesh they are padded with rows up to a multiple of the mesh's clients axis; padding rows have the
-number K, which no client has.
-
-If the clients' own parts are in the host's memory (`population`), the device holds what the clients
-share and the rows of one cohort. Each process has the rows of all clients.
+mesh they are padded with rows of the number K, which no client has.
 """
 
 import threading
@@ -20,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_bn.arguments.errors import NotFiniteError, RiskError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.labels import stored
 from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.training.availability import draw_cohort
@@ -43,7 +41,7 @@ from fedjax_bn.training.mesh import (
 )
 from fedjax_bn.training.population import PARTS, AnyState, PopulationState
 from fedjax_bn.training.programs import made_once
-from fedjax_bn.training.records import Record, require_usable, round_record
+from fedjax_bn.training.records import Record, round_record
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
@@ -67,20 +65,36 @@ def recorded_round(round: Callable[[Any], tuple], experiment: Experiment) -> Rou
     def make(state: Any) -> tuple[Any, Record]:
         number, start = int(state.round) + 1, time.perf_counter()
         state, metrics = jax.block_until_ready(round(state))
-        metrics = jax.device_get(metrics)
-        seconds = time.perf_counter() - start
+        metrics, seconds = jax.device_get(metrics), time.perf_counter() - start
         record = round_record(names, metrics, number, seconds, plan.clients_named)
-        require_usable(record, metrics, names, plan.on_nonfinite)
+        _require_finite(record, metrics, names, plan.on_nonfinite == "stop")
         return state, record
 
     return make
 
 
-def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
-    """Puts the training data on the device if they fit, and otherwise opens a stream.
+def _require_finite(
+    record: Record, metrics: dict[str, np.ndarray], names: list[str], stop: bool
+) -> None:
+    """Raises NotFiniteError or RiskError if a run must not continue after a round."""
+    round, failed = f"round {record['round']}", record.get("not_finite")
+    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
+    if (failed or "server_finite" in record) if stop else (failed and not counts.any()):
+        culprit = f"the update of {', '.join(failed)}" if failed else "the server's step (eta)"
+        raise NotFiniteError(
+            f"{round}: {culprit} is not finite: lower its learning rate, look at the data, or set "
+            "on_nonfinite=drop to leave out some, not all"
+        )
+    if not np.isfinite(metrics["weights"]).all():
+        try:
+            check_risks(counts, metrics["risk"], names)
+        except ValueError as error:
+            raise RiskError(f"{round}: {error}") from error
+        raise RiskError(f"{round}: the weighing rule gave weights that are not finite")
 
-    Both ways train on the same samples in the same order; a population's data are always streamed.
-    """
+
+def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
+    """Puts the training data on the device if they fit, else opens a stream of the same samples."""
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     size = f"{megabytes(splits):.0f} MB of training samples"
     if isinstance(state, PopulationState):
@@ -94,18 +108,18 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)
-    needed, limit = _padded_megabytes(splits, mesh), experiment.plan.device_megabytes
+    longest, limit = max(experiment.train_sizes()), experiment.plan.device_megabytes
+    # Of one device, with each client padded to the largest.
+    needed = splits[0].images[:1].nbytes * longest * (rows // padded(1, mesh)) / 2**20
     resident = needed <= limit
     if resident:
-        longest = max(experiment.train_sizes())
         batches = repeat(place_rows(partial(client_rows, splits, longest), rows, over))
         note = f"{size} stay on the device (data.device_megabytes={limit})"
     else:
         drawn, local, stream = _open_stream(experiment, keys, state)
         count = len(drawn(int(state.round))[1])
         batches = map(partial(place_own, local, count, over), stream)
-        exceeds = f"{needed:.0f} MB exceed data.device_megabytes={limit}"
-        note = f"{size} are streamed, because {exceeds}"
+        note = f"{size} are streamed: {needed:.0f} MB exceed data.device_megabytes={limit}"
 
     def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
         waiting = [next(batches)]
@@ -120,7 +134,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
 
 
 def _drawing_of(experiment: Experiment) -> tuple[tuple, tuple]:
-    """Returns the first arguments of `_draw`, equal for runs of the same sizes, and its facts."""
+    """Returns the first two arguments of `_draw`, of which runs of the same sizes have one."""
     sizes, who = experiment.train_sizes(), experiment.participation
     trace = None if who.trace is None else jnp.asarray(who.trace)
     drawing = who._replace(trace=None), experiment.work, min(sizes), max(sizes), experiment.mesh
@@ -128,11 +142,7 @@ def _drawing_of(experiment: Experiment) -> tuple[tuple, tuple]:
 
 
 def _draw(
-    participation: Participation,
-    work: LocalWork,
-    smallest: int,
-    longest: int,
-    mesh: Mesh | None,
+    drawing: tuple[Participation, LocalWork, int, int, Mesh | None],
     facts: tuple,
     keys: Any,
     number: jax.Array,
@@ -142,19 +152,18 @@ def _draw(
     # trace or None. Returns the clients i32[C] in order, None for all K; the client i32[P] of each
     # row of batches, K for padding; the samples of each row; and {"participates": bool[P]}, {} if
     # all do.
-    sizes, trace = facts
-    participation = participation._replace(trace=trace)
-    client, participates = draw_cohort(participation, sizes, keys.participation, number)
+    (who, work, smallest, longest, mesh), (sizes, trace) = drawing, facts
+    who = who._replace(trace=trace)
+    client, participates = draw_cohort(who, sizes, keys.participation, number)
     rows = jnp.arange(len(sizes), dtype=jnp.int32) if client is None else client
-    missing = padded(len(rows), mesh) - len(rows)
-    rows = jnp.pad(rows, (0, missing), constant_values=len(sizes))
+    padding = 0, padded(len(rows), mesh) - len(rows)
+    rows = jnp.pad(rows, padding, constant_values=len(sizes))
     key = jax.random.fold_in(keys.data, number)
     samples = work.sampler(smallest, longest)(sizes[rows], rows, longest, key)
     # Padding rows have no client, so none of their samples is valid.
     samples = samples._replace(valid=samples.valid & (rows < len(sizes))[:, None, None])
-    if participates is None:
-        return client, rows, samples, {}
-    return client, rows, samples, {"participates": jnp.pad(participates, (0, missing))}
+    present = {} if participates is None else {"participates": jnp.pad(participates, padding)}
+    return client, rows, samples, present
 
 
 def _open_stream(
@@ -162,7 +171,7 @@ def _open_stream(
 ) -> tuple[Callable[[int], tuple], np.ndarray, Iterator[Batches]]:
     """Returns `_draw` by number, the rows of this process, and a stream of their batches."""
     drawing, facts = _drawing_of(experiment)
-    draw = made_once(("draw", drawing), lambda: jax.jit(partial(_draw, *drawing)))
+    draw = made_once(("draw", drawing), lambda: jax.jit(partial(_draw, drawing)))
     # Of several rounds, because samples of the next one are read before all of this one are taken.
     cached_draw = lru_cache(4)(lambda number: jax.device_get(draw(facts, keys, number)))
     lock = threading.Lock()
@@ -179,28 +188,20 @@ def _open_stream(
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
-    """Returns arrays [P, ...] of a round's clients, each row on the device that trains it."""
     rows = rows_of(data, client)
     return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
-
-
-def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
-    """Returns the megabytes of one device's samples, each client padded to the largest."""
-    longest = max(len(split.images) for split in splits)
-    clients_per_device = padded(len(splits), mesh) // padded(1, mesh)
-    return splits[0].images[:1].nbytes * longest * clients_per_device / 2**20
 
 
 def _compile_round(
     method: FederatedMethod, drawing: tuple, mesh: Mesh | None, resident: bool, *arguments: Any
 ) -> Callable[..., tuple]:
     """Compiles drawing, look-up, augmentation and a round as one program."""
-    # `arguments` are those of `round` below; `data` are all samples if `resident`, else the batches
-    # of the next round. Facts and keys are among them, so that runs with other seeds use it too.
+    # `data` are all samples if `resident`, else the batches of the next round. Facts and keys are
+    # arguments, so that runs with other seeds use the program too.
 
     def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common
-        client, numbers, samples, present = _draw(*drawing, facts, keys, state.round)
+        client, numbers, samples, present = _draw(drawing, facts, keys, state.round)
         if resident:
             rows = data if client is None else _rows_on(data, numbers, mesh)
             data = point_to(rows, samples)
@@ -217,12 +218,13 @@ def _compile_round(
             of_all[name] = everybody.at[client].set(metrics[name])
         return put_rows(state, after, client), of_all
 
-    def compile() -> Callable[..., tuple]:
-        spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
-        program = jax.jit(round, donate_argnums=0, out_shardings=spread)
-        return compile_quickly(program.lower(*arguments))
+    spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
+    program = jax.jit(round, donate_argnums=0, out_shardings=spread)
+    return _compiled(("round", method.round, drawing, resident), program, arguments)
 
-    return made_once(("round", method.round, drawing, resident), compile, arguments)
+
+def _compiled(key: tuple, program: Any, arguments: tuple) -> Callable[..., tuple]:
+    return made_once(key, lambda: compile_quickly(program.lower(*arguments)), arguments)
 
 
 def _open_cohorts(
@@ -237,33 +239,25 @@ def _open_cohorts(
         """Returns the next cohort's numbers, and the arguments of the compiled round."""
         client, numbers, _, present = drawn(int(state.round))
         clients = np.minimum(numbers[local], len(domains) - 1)  # padding rows have the number N
-        batches = batches | {name: leaf[local] for name, leaf in present.items()}
-        batches["client"] = numbers[local]
+        present = {name: leaf[local] for name, leaf in present.items()}
+        batches = batches | present | {"client": numbers[local]}
         if experiment.validates:
             longest = max(len(domain.validation.images) for domain in domains)
-            splits = [domains[k].validation for k in clients]
-            batch_size = experiment.evaluation.batch_size
-            batches["validation"] = validation_batches(splits, batch_size, longest=longest)
+            of_cohort = [domains[k].validation for k in clients], experiment.evaluation.batch_size
+            batches["validation"] = validation_batches(*of_cohort, longest=longest)
         parts = state.rows_of(clients, _PADDED), batches
         rows, batches = place_own(local, len(numbers), over, parts)
         rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
         return client, (state.state, rows, batches, key)
 
-    def compiled(arguments: tuple) -> Callable[..., tuple]:
-        copies = copies_on(mesh)
-        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
-        program = jax.jit(
-            partial(cohort_round, experiment.method, *sizes),
-            donate_argnums=(0, 1),
-            out_shardings=None if mesh is None else (copies, by_row, copies),
-        )
-        return compile_quickly(program.lower(*arguments))
-
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
-        waiting = next(stream)
+        waiting, copies = next(stream), copies_on(mesh)
         arguments, batches = inputs(state, waiting)[1], chain([waiting], stream)
-        program_key = "cohort", experiment.method.round, mesh, sizes
-        program = made_once(program_key, lambda: compiled(arguments), arguments)
+        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+        spread = None if mesh is None else (copies, by_row, copies)
+        cohort = partial(cohort_round, experiment.method, *sizes)
+        program = jax.jit(cohort, donate_argnums=(0, 1), out_shardings=spread)
+        program = _compiled(("cohort", experiment.method.round, mesh, sizes), program, arguments)
 
         def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             client, arguments = inputs(state, next(batches))
@@ -325,12 +319,9 @@ def stream_rounds(
 ) -> Iterator[Batches]:
     """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays, read ahead.
 
-    `draw(round) -> (client i32[P], Draw)` chooses samples of the K clients and is called often;
-    `row_numbers` i[C] are those of the P rows to read.
-
-    Yields:
-      {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
-      "size": i32[C]}. A row whose number is not that of a client has the size 0.
+    They have "image" [C, S, B, ...], "label" i32[C, S, B] or a tree, "valid" bool[C, S, B], and
+    "size" i32[C], 0 for padding. `draw(round) -> (client i32[P], Draw)` chooses samples of the K
+    clients; `row_numbers` i[C] are those of the P rows to read.
     """
     import grain  # takes a second, and most runs do not stream
 
@@ -347,7 +338,6 @@ def stream_rounds(
         index = np.where(valid, samples.index[row, step], 0)
 
         def labels_of(leaf: np.ndarray) -> np.ndarray:
-            """Returns the labels of the batch, with zeros where `valid` bool[B] is False."""
             rows = leaf[index]
             mask = valid.reshape(-1, *(1,) * (rows.ndim - 1))
             return np.where(mask, rows, 0).astype(stored(leaf))

@@ -11,11 +11,7 @@ OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that a
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
-    """Returns accuracy in percent by client as text, one row for each run.
-
-    The columns after `mean` are unseen domains, with the adaptation in brackets. The first heading
-    says if clients were tested on validation samples.
-    """
+    """Returns accuracy in percent by client as text, one row for each run."""
     rows = [columns(summary) for summary in summaries]
     cells = [
         [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
@@ -68,10 +64,7 @@ def grid(rows: list[list[str]]) -> str:
 def by_target(
     summaries: dict[str, list[dict[str, Any]]],
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Returns (method, adaptation) -> target -> percent, with their "mean", as papers print it.
-
-    `summaries` are target -> those of the runs that left it out.
-    """
+    """Returns (method, adaptation) -> target -> percent, with their "mean", as papers print it."""
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for target, runs in summaries.items():
         for summary in runs:
@@ -83,10 +76,7 @@ def by_target(
 def accuracies(
     rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
 ) -> str:
-    """Returns row name -> column -> percent as text, with a dash for a missing value.
-
-    `forms` are number formats of columns that are not percentages, such as `OF_MEASURES`.
-    """
+    """Returns row name -> column -> percent as text; `forms` are other columns' number formats."""
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     table = [[title, *heads]]
     for name, row in rows.items():

@@ -54,9 +54,8 @@ def make_start(
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round.
 
-    `fixed` has the model's collections, with None for leaves that start at random; None if all do.
-    `rows` are those of the state, by default one per client (a single one if rows are on the host),
-    and `clients` those of the server's part.
+    `fixed` has the model's collections, with None for leaves that start at random. `rows` are those
+    of the state, by default one per client, and `clients` those of the server's part.
     """
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if experiment.participation.on_host else clients)
@@ -78,11 +77,10 @@ def make_start(
         return state._replace(personal=personal, memory=memory, weighing=weighing)
 
     def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
-        if mesh is None:
-            return for_one_run(begin)
-        # Each device makes its own clients' rows, so no device holds the state of all clients.
-        form = jax.eval_shape(begin, keys, fixed)
-        spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
+        spread = copies_on(mesh)
+        if mesh is not None and rows == clients:
+            # Each device makes its own clients' rows, so no device holds the state of all clients.
+            spread = shardings_of(jax.eval_shape(begin, keys, fixed), mesh)
         return for_one_run(begin, out_shardings=spread)
 
     key = "start", method.init, model, rows, clients, mesh
@@ -93,26 +91,21 @@ def make_start(
 def check_shapes(
     experiment: Experiment, start: Callable[[], FederatedState], clients: int = 0
 ) -> None:
-    """Traces the first state, a client's round and the server's step; nothing is compiled.
+    """Raises ValueError if model, method and adaptations do not suit each other; only traces.
 
-    `clients` is K if the state has only one row, else 0. Raises ValueError if the model, the method
-    and their arguments do not suit each other.
+    `clients` is K if the state has only one row, else 0.
     """
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
-        rows = state.weights.shape[0]
         personal = jax.eval_shape(lambda state: own_of(state, 0), state)
-        key = jax.eval_shape(jax.random.key, 0)
-        batches = batches_of_one(experiment)
+        key, batches = jax.eval_shape(jax.random.key, 0), batches_of_one(experiment)
         _, upload = jax.eval_shape(method.client, broadcast_of(state), personal, batches, key)
         # As many rows and uploads as in a round, because a rule may need some number of them.
-        clients = clients or rows
-        weights, weighing = jax.tree.map(
-            lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype),
-            (state.weights, state.weighing),
-        )
-        state = state._replace(weights=weights, weighing=weighing)
+        clients = clients or state.weights.shape[0]
+        rows = (state.weights, state.weighing)
+        rows = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype), rows)
+        state = state._replace(weights=rows[0], weighing=rows[1])
         drawn = experiment.participation.drawn or clients
         uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
@@ -120,7 +113,7 @@ def check_shapes(
 
 
 def _trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
-    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
+    """Raises ValueError if an adaptation cannot take an unseen client's first batch."""
 
     def first_prediction(spelling: str, state: Any, images: jax.Array, valid: jax.Array) -> Any:
         init, predict = experiment.adaptations[spelling].adaptation
@@ -130,20 +123,17 @@ def _trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
 
     for spelling, choice in experiment.adaptations.items() if experiment.unseen else ():
         like, size = experiment.unseen[0].test.images, choice.batch_size
-        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
-        valid = jax.ShapeDtypeStruct((size,), bool)
+        forms = _Form((size, *like.shape[1:]), like.dtype), _Form((size,), bool)
         with naming(f"config.adaptations={brief(spelling)} on config.model"):
-            jax.eval_shape(partial(first_prediction, spelling), state, images, valid)
+            jax.eval_shape(partial(first_prediction, spelling), state, *forms)
 
 
 def batches_of_one(experiment: Experiment) -> Batches:
     """Returns the shapes of what one client trains on in a round, see `engine.batches`."""
     domains, sizes = experiment.internal.domains, experiment.train_sizes()
     draw = experiment.work.sampler(min(sizes), max(sizes))
-    one_client, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
-    drawn = jax.eval_shape(
-        lambda size, who, key: draw(size, who, max(sizes), key), one_client, one_client, key
-    )
+    client = _Form((1,), jnp.int32)
+    drawn = jax.eval_shape(lambda x: draw(x, x, max(sizes), jax.random.key(0)), client)
 
     def forms(split: Split, place: tuple[int, ...]) -> Batches:
         return {"label": label_forms(split, place), "valid": _Form(place, bool)}
@@ -159,8 +149,8 @@ def batches_of_one(experiment: Experiment) -> Batches:
         longest = max(len(domain.validation.images) for domain in domains)
         size = min(experiment.evaluation.batch_size, longest)
         place = (math.ceil(longest / size), size)
-        image = {"image": _Form((*place, *images.shape[1:]), images.dtype)}
-        batches["validation"] = forms(domains[0].validation, place) | image
+        batches["validation"] = forms(domains[0].validation, place)
+        batches["validation"]["image"] = _Form((*place, *images.shape[1:]), images.dtype)
     return batches
 
 
@@ -168,8 +158,7 @@ def data_hash(experiment: Experiment) -> str:
     """Returns the SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
     data = fingerprint(experiment.internal._replace(domains=domains))
-    trace = experiment.participation.trace
-    if trace is None:
+    if (trace := experiment.participation.trace) is None:
         return data
     return hashlib.sha256(data.encode() + trace.tobytes()).hexdigest()
 

@@ -47,42 +47,35 @@ def faults_named(place: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = error.strerror or error
         raise WorkdirError(
-            f"cannot write to {place} ({error.strerror or error}): make room there or make it "
-            "writable and give the same command to continue, or give another --workdir"
+            f"cannot write to {place} ({reason}): make room there or use another --workdir"
         ) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that readers see all of it or nothing, also after a kill or a power cut.
-
-    Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free.
-    """
+    """Writes a file so that readers see all of it or nothing, also after a kill or a power cut."""
     data = content.encode() if isinstance(content, str) else content
+    # Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free.
     partial = path.with_name(f".{path.name}.partial")
     with faults_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)
         sync(path.parent)
 
 
 def write_picture(path: Path, draw: Callable[[], bytes]) -> None:
-    """Writes what `draw()` returns; after a fault there is a warning, and no picture.
-
-    No run depends on its pictures, and what matplotlib draws of a user's data may fail in any way.
-    """
+    """Writes what `draw()` returns; after a fault there is a warning, and no picture."""
     try:
         write_atomically(path, draw())
-    except Exception as error:
+    except Exception as error:  # matplotlib may fail in any way, and no run depends on pictures
         with suppress(OSError):
             path.unlink(missing_ok=True)
         warnings.warn(f"the picture {path} is not drawn ({error!r})", stacklevel=2)
@@ -103,33 +96,33 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
+@contextmanager
+def _unreadable_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WorkdirError(
+            f"cannot read {path} ({reason}): move its folder away or give another --workdir"
+        ) from error
+
+
 def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
     """Reads a JSON file of a run; WorkdirError if damaged, without a key, or of another version."""
-    try:
+    with _unreadable_named(path):
         content = dict(json.loads(path.read_text("utf-8-sig")))
         writer = content.get("versions", {}).get("fedjax_bn", __version__)
-        faults = [f"version {writer} of fedjax_bn wrote it, and this is {__version__}"]
-        faults = faults * (writer != __version__) + [
-            f"it has no {key!r}" for key in needs if key not in content
-        ]
-        if faults:
-            raise ValueError(faults[0])
-        return content
-    except (OSError, ValueError, TypeError) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move that folder "
-            "away or give another --workdir"
-        ) from error
+        if writer != __version__:
+            raise ValueError(f"version {writer} of fedjax_bn wrote it, and this is {__version__}")
+        if missing := [key for key in needs if key not in content]:
+            raise ValueError(f"it has no {missing[0]!r}")
+    return content
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz that a report shows; WorkdirError if it is damaged."""
-    try:
+    with _unreadable_named(path):
         return read_npz(path, names_in_npz(path))
-    except (OSError, ValueError) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({error}): move it away, and the report leaves it out"
-        ) from error
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -151,8 +144,7 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
     records = _records(path)
     if missing := [number for number in range(1, rounds + 1) if number not in records]:
         raise WorkdirError(
-            f"{path} has no line of round {missing[0]} of the {rounds} that the checkpoint has: "
-            f"move {path.parent} away and start again, or give another --workdir"
+            f"{path} has no line of round {missing[0]} of the {rounds} saved: use another --workdir"
         )
     return [records[number] for number in range(1, rounds + 1)]
 
@@ -210,19 +202,15 @@ def describe_machine() -> dict[str, Any]:
 def difference(folder: Path, about: dict[str, Any]) -> str:
     """Returns a message on what of `describe_machine` has changed since a run began, or ""."""
     recorded, current = _facts_of(read_json(folder / "config.json")), _facts_of(about)
-    changes = ", ".join(
+    changes = [
         f"{name} ({recorded[name]!r} there, {current[name]!r} now)"
         for name in sorted(recorded.keys() & current.keys())
         if recorded[name] != current[name]
-    )
-    message = (
-        f"{folder} began with other values of {changes}; from here on its last bits may differ "
-        "from those of a run that was never stopped"
-    )
-    return message if changes else ""
+    ]
+    message = f"{folder} began with other values of {', '.join(changes)}; from here on its last "
+    return f"{message}bits may differ from those of a run without a stop" if changes else ""
 
 
 def _facts_of(about: Record) -> dict[str, Any]:
-    """Returns each fact that config.json has of the machine, such as `environment.NPROC`."""
     groups = {name: about[name] for name in ("versions", "devices") if name in about}
     return flatten_dict(groups | about.get("machine", {}), sep=".")

@@ -189,8 +189,8 @@ def test_streamed_test_batches_are_the_resident_ones():
 
 def test_streamed_evaluation_counts_as_the_resident_one(prepared):
     experiment, _, state, scores = prepared
-    streamed = experiment.evaluation._replace(device_megabytes=0)
-    assert evaluator(experiment._replace(evaluation=streamed))(state) == scores
+    streamed = experiment.plan._replace(device_megabytes=0)
+    assert evaluator(experiment._replace(plan=streamed))(state) == scores
 
 
 def test_augmentation_changes_training_and_never_evaluation(monkeypatch, prepared, resident):

@@ -18,7 +18,7 @@ from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.experiment import Personalization, check_labelled, set_aside
 from method_table import METHODS
 
-HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
+HOW = Personalization(samples=4, rate=0.5, seed=3)
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -45,7 +45,6 @@ def test_perfedavg_is_personalized_unless_told_otherwise_and_others_where_told(
     assert (choice.samples if choice else 0) == samples
     if choice:
         assert choice.rate == rate.get("inner_rate", 0.01)
-        assert choice.steps == 1
 
 
 @pytest.mark.parametrize("client", ["ant", "cow", "dog"])  # cow's validation, dog unseen
@@ -75,7 +74,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(f
     )
     state = state._replace(shared=shared, personal=personal)
     record = evaluate.evaluator(built)(state)
-    options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare, "frozen": state.frozen}
+    options = {"inner_rate": 0.5, "prepare": built.prepare, "frozen": state.frozen}
     adapt = jax.jit(partial(personalize, built.model, **options))
     answer = jax.jit(lambda own, x: built.model.apply(own, built.prepare(x, np.float32)).argmax(-1))
 

@@ -81,7 +81,7 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     for name in ("said0", "said1"):
         *said, differs, needless = json.loads((tmp_path / name).read_text())
         assert said == SAID
-        assert differs.startswith("ConfigError: the data of process 1 is not that of process 0")
+        assert differs.startswith("ConfigError: the data of")
         assert needless == []
 
 

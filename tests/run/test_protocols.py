@@ -86,7 +86,7 @@ def test_clients_of_bin_are_scored_by_their_gates_where_running_statistics_lose_
         best = score(own, Received({}, {}, validation=validation))
         np.testing.assert_allclose(best, expected, rtol=1e-6)
     for samples in (0, 4):  # personal accuracy: the steps of rate 0 move running statistics only
-        how = Personalization(samples, 1, 0.0, 0) if samples else None
+        how = Personalization(samples, 0.0, 0) if samples else None
         changed = built._replace(evaluation=built.evaluation._replace(personalization=how))
         record = evaluate.evaluator(changed)(state)
         assert record["accuracy"] == record["validation"] == {"one": 100.0, "mean": 100.0}

@@ -180,7 +180,6 @@ def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
     """Returns how clients are tested; an empty `personalize_samples` takes the method's samples."""
     return Evaluation(
         batch_size=config.eval_batch_size,
-        device_megabytes=config.data.device_megabytes,
         clients=config.eval_clients,
         seed=config.seed,
         eval_unseen=config.eval_unseen,

@@ -12,14 +12,11 @@ from fedjax_bn.training.records import Record, select_round
 
 
 class Lines(NamedTuple):
-    """Appends each round's record to metrics.jsonl, and writes the selected round's answers.
-
-    `records` is the list to which the loop appends, `answers` are those of the last evaluation.
-    """
+    """Appends each round's record to metrics.jsonl, and writes the selected round's answers."""
 
     folder: Path
-    records: list[Record]
-    answers: Keep
+    records: list[Record]  # to which the loop appends
+    answers: Keep  # of the last evaluation
     predictions: str = ""
 
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
@@ -33,8 +30,8 @@ class Lines(NamedTuple):
 class Checkpoints:
     """Saves the selected round, every `interval` rounds the latest one, and the last one.
 
-    It comes after the callbacks that write what a round leaves; `flush` waits until the disk has
-    that. With `wait` the disk has a checkpoint before the next round begins.
+    It comes after the callbacks that write; `flush` waits until the disk has what they wrote. With
+    `wait` the disk has a checkpoint before the next round begins.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Checkpoints:
     ) -> None:
         self._folder, self._interval, self._records = folder, interval, records
         self._flush, self._wait = flush, wait
-        self._stack, self._saved_round = ExitStack(), 0
+        self._stack = ExitStack()
 
     def __enter__(self) -> "Checkpoints":
         managers = checkpoint.open_both(self._folder, len(self._records))
@@ -62,16 +59,12 @@ class Checkpoints:
         if "validation" in metrics and select_round(self._records) == round:
             self._save(self._selected, round, state)
         if round % self._interval == 0:
-            self._save_latest(round, state)
+            self._save(self._latest, round, state)
 
     def on_train_end(self, round: int, state: Any, metrics: Record) -> None:
         """Saves the last round."""
-        if self._saved_round != round:
-            self._save_latest(round, state)
-
-    def _save_latest(self, round: int, state: Any) -> None:
-        self._save(self._latest, round, state)
-        self._saved_round = round
+        if round % self._interval:
+            self._save(self._latest, round, state)
 
     def _save(self, manager: checkpoint.Folder, round: int, state: Any) -> None:
         # A run that continues from here will not write lines and events of earlier rounds again.

@@ -1,9 +1,4 @@
-"""Writes what a run's report needs of its clients: distances of batch norms, and masks.
-
-`batch_norms/first.npz` has the distances of the clients' batch norms from their mean, by layer,
-after the first round, and `selected.npz` has those of the selected round. `masks/ROUND.npz` has the
-clients' masks, if they have any.
-"""
+"""Writes what a run's report needs of its clients: distances of batch norms, and masks."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +11,7 @@ from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.feature_masks import COLLECTION, FEATURES
 from fedjax_bn.normalization.calls import in_forward_order
-from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
+from fedjax_bn.sharing import STATISTICS, path_names, without
 from fedjax_bn.training.evaluation.answers import npz_bytes
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
@@ -62,8 +57,7 @@ class ClientLogs(NamedTuple):
         shown, features = sorted({0, len(domains) - 1}), {}
         for k in shown:
             client_rows = jax.tree.map(lambda leaf, k=k: leaf[k], variables)
-            model = without(jax.device_get(client_rows), COLLECTION)
-            test = domains[k].test
+            model, test = without(jax.device_get(client_rows), COLLECTION), domains[k].test
             split = select(test, np.arange(len(test.images))[:_SAMPLES])
             features[domains[k].name] = features_of(
                 running, experiment.model, experiment.prepare, model, split, _SAMPLES
@@ -77,8 +71,7 @@ def _log_batch_norms(
 ) -> None:
     """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms."""
     # The arrays are "layers", names in the order of the forward pass, "clients", and for each of
-    # _KINDS f[L, K], NaN where a layer shares that leaf or lacks it.
-    # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
+    # _KINDS the distances f[L, K] from the clients' mean, NaN where a layer shares or lacks a leaf.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
     norms = {path[1:-1] for path in leaves if path[0] == STATISTICS}
     norm_leaves = {
@@ -93,10 +86,8 @@ def _log_batch_norms(
     shown = some_of(len(names), experiment.plan.clients_named)
     rows = {path: np.float64(np.asarray(leaf)[: len(names)]) for path, leaf in norm_leaves.items()}
     distances = {"/".join(norm) or ".": _distances(rows, norm) for norm in norms}
-    # Layers are ordered by a trace of one client's model.
-    client_form = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
+    variables = jax.eval_shape(lambda state: client_variables(state, 0), state)
     images = sample_input(experiment.internal, experiment.prepare, 2)
-    variables = filled(without(join(state.shared, client_form), FROZEN), state.frozen)
     layers = in_forward_order(distances, experiment.model, variables, images)
     nothing = np.full(len(names), np.nan)
     arrays = {
@@ -109,10 +100,9 @@ def _log_batch_norms(
 
 def _distances(rows: dict[tuple[str, ...], Any], norm: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Returns kind -> distance f[K] of each client from the mean of all clients, of one layer."""
-    # A root mean square over channels of (mean_k - mean) / std, log std_k minus its mean over
-    # clients, and the differences of scale and bias; `rows` are (collection, *norm, name) -> f64[K,
-    # C].
 
+    # A root mean square over channels of (mean_k - mean) / std, log std_k minus its mean over
+    # clients, and the differences of scale and bias; `rows`: (collection, *norm, name) -> [K, C].
     def apart(rows: np.ndarray) -> np.ndarray:
         return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
 
@@ -152,6 +142,5 @@ def _log_masks(experiment: Experiment, folder: Path, state: FederatedState) -> R
 
 
 def _masks_of(experiment: Experiment, state: FederatedState) -> dict[str, np.ndarray]:
-    """Returns name -> masks f[K, F] without padding, readable by this process."""
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)

@@ -51,13 +51,9 @@ class Patience(NamedTuple):
 
 
 class StopRequests:
-    """Takes a signal as a request to stop after the round; a second one acts as it usually does.
+    """Takes a signal as a request to stop after the round; a second one acts as it usually does."""
 
-    Attributes:
-      asked: whether any process of the run was asked to stop.
-    """
-
-    asked = False
+    asked = False  # whether any process of the run was asked to stop
 
     def __init__(self) -> None:
         self._requested, self._handlers = threading.Event(), {}

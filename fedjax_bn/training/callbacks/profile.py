@@ -13,18 +13,10 @@ from fedjax_bn.training.workdir import faults_named
 
 
 class Profile:
-    """Writes the trace of one round to FOLDER/plugins/profile, where XProf finds it.
+    """Writes the trace of one round (0: none) to FOLDER/plugins/profile, where XProf finds it.
 
     It comes before all other callbacks, so that the trace has the round alone. Of several
-    processes, only the first one writes a trace, that of its own devices.
-
-    Args:
-      round: the round that is profiled, from 1; 0 for none.
-      folder: made if it is missing.
-
-    Raises:
-      WorkdirError: the folder cannot be made, or, by the round, the trace cannot be written.
-      RuntimeError: by the round, if another trace of `jax.profiler` is running.
+    processes, only the first one writes a trace. WorkdirError: it cannot be written.
     """
 
     def __init__(self, round: int, folder: str | os.PathLike[str]) -> None:
@@ -44,8 +36,7 @@ class Profile:
         """Starts the trace if it is the round's turn."""
         if round == self._round and first():
             self._stack.enter_context(jax.profiler.trace(self._folder))
-            step = jax.profiler.StepTraceAnnotation("round", step_num=round)
-            self._stack.enter_context(step)
+            self._stack.enter_context(jax.profiler.StepTraceAnnotation("round", step_num=round))
 
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Ends the trace."""

@@ -30,8 +30,7 @@ class Warnings(NamedTuple):
 class Progress:
     """Shows a bar on a terminal, elsewhere plain lines, on standard error.
 
-    They have the mean loss of a round, its mean score if it was evaluated, the pace and the time
-    left. `samples` are the training samples of a round, `score` is what the run calls its accuracy.
+    `samples` are the training samples of a round, `score` is what the run calls its accuracy.
     """
 
     def __init__(

@@ -13,11 +13,7 @@ from fedjax_bn.training.workdir import faults_named, sync
 
 
 class TensorBoard:
-    """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots.
-
-    TensorBoard drops events of earlier files for rounds after those done, which this run writes
-    again. `pictures` is a pattern of the plots' names.
-    """
+    """Writes a new event file into WORKDIR/events, with the numbers of each round and the plots."""
 
     def __init__(self, folder: Path, rounds_done: int, pictures: str = "*") -> None:
         self._folder, self._rounds_done = folder / "events", rounds_done
@@ -43,8 +39,7 @@ class TensorBoard:
             self._write(self._rounds_done + 1, session_log=SessionLog(status=SessionLog.START))
             sync(self._folder)
         for path in self._plots:
-            data = path.read_bytes()
-            if data.startswith(b"\x89PNG"):
+            if (data := path.read_bytes()).startswith(b"\x89PNG"):
                 width, height = struct.unpack(">II", data[16:24])
                 image = {"width": width, "height": height, "colorspace": 4}
                 image["encoded_image_string"] = data

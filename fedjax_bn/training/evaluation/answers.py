@@ -1,8 +1,4 @@
-"""Keeps the answers of clients: their measures, and the files that a run's folder has of them.
-
-`answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
-adaptation. All predictions are written on request (`config.predictions`).
-"""
+"""Keeps the answers of clients: their measures, and the files that a run's folder has of them."""
 
 import csv
 import io
@@ -36,10 +32,7 @@ _KINDS = "internal", "unseen"  # a file each
 
 
 class Answers(NamedTuple):
-    """A classifier's answers f[N, C] to the samples of a split, in its order, and labels i32[N].
-
-    `_MaskAnswers` has the same methods.
-    """
+    """A classifier's answers f[N, C] to the samples of a split, in its order, and labels i32[N]."""
 
     logits: np.ndarray
     label: np.ndarray
@@ -61,15 +54,15 @@ class Answers(NamedTuple):
         return np.exp(logits - logsumexp(logits, axis=-1, keepdims=True))
 
     def ordered(self, index: np.ndarray) -> "Answers":
-        """Returns the answers to the samples at index i64[N]."""
+        """Returns the answers at index i64[N]."""
         return Answers(self.logits[index], self.label[index])
 
     def measures(self, split: Split) -> dict[str, float]:
         """Returns percentages, except the loss (nats) and the area under the curve (0 to 1).
 
-        balanced_accuracy is the mean recall of the classes that occur (Brodersen et al. 2010). auc
-        is that of the second of two classes, else the mean of one class against all others; NaN if
-        only one class occurs. ece is the calibration error (Guo et al. 2017, Eq. 3).
+        balanced_accuracy is the mean recall of the classes that occur (Brodersen et al. 2010), auc
+        the area of the second of two classes, else the mean of each class against all others, and
+        ece the calibration error (Guo et al. 2017, Eq. 3).
         """
         label, count = self.label, len(self.label)
         if not count:
@@ -135,11 +128,11 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
             below = np.searchsorted(negatives, positives, "left").sum()
             below += np.searchsorted(negatives, positives, "right").sum()
             areas.append(below / (2 * len(negatives) * len(positives)))
-    return float(np.mean(areas)) if areas else float("nan")
+    return float(np.mean(areas)) if areas else np.nan
 
 
 class _MaskAnswers(NamedTuple):
-    """Predicted masks u8[N, H, W] of the samples of a split, in the split's order."""
+    """Predicted masks u8[N, H, W] of a split, in its order; the methods are those of `Answers`."""
 
     predicted: np.ndarray
     overlaps: Overlaps
@@ -147,7 +140,6 @@ class _MaskAnswers(NamedTuple):
     nested: bool
 
     def ordered(self, index: np.ndarray) -> "_MaskAnswers":
-        """Returns the answers to the samples at index i64[N]."""
         overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
         return self._replace(predicted=self.predicted[index], overlaps=overlaps)
 
@@ -163,8 +155,7 @@ class _MaskAnswers(NamedTuple):
         return {
             "iou": 100 * _mean(iou),
             **{f"dice_{c + 1}": 100 * _mean(dice[:, c]) for c in classes},
-            # Of each volume first.
-            f"hd95_{unit}": _mean([*map(_mean, hd95)]),
+            f"hd95_{unit}": _mean([*map(_mean, hd95)]),  # of each volume first
             f"assd_{unit}": _mean([*map(_mean, assd)]),
             "undefined": float(np.isnan(hd95).sum()),
         }
@@ -178,7 +169,6 @@ class _MaskAnswers(NamedTuple):
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
-        """Returns what `read_answers` reads."""
         volumes = _volumes(split)
         dice = dice_and_iou(self.overlaps)[0][0][[samples[0] for samples in volumes]]
         arrays, titles = {"dice": dice.astype(np.float32)}, []
@@ -186,24 +176,20 @@ class _MaskAnswers(NamedTuple):
         moments = {}  # volume -> moment, each volume once; the best of one volume, not its worst
         if order:
             moments = {order[len(order) // 2]: "median", order[-1]: "worst", order[0]: "best"}
-        for number, moment in sorted(moments.items(), key=itemgetter(1)):
+        for j, (number, moment) in enumerate(sorted(moments.items(), key=itemgetter(1))):
             # The slice with the most pixels in either mask.
-            counts = self.overlaps.counts[volumes[number]].sum(1)
-            shared, predicted, true = np.moveaxis(counts, -1, 0)
+            shared, predicted, true = self.overlaps.counts[volumes[number]].sum(1).T
             sample = int(volumes[number][(predicted + true - shared).argmax()])
             masks = split.labels[MASK][sample], self.predicted[sample]
-            j = len(titles)
             arrays[f"picture.{j}"] = small_picture(_image(split, sample), _MASK_PIXELS)
             arrays[f"masks.{j}"] = np.stack([small_mask(mask, _MASK_PIXELS) for mask in masks])
             titles.append(f"{moment}, {100 * dice[number].mean():.1f} %: {_name(split, sample)}")
         return arrays | {"titles": np.array(json.dumps(titles))}
 
     def predictions(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that `config.predictions=npz` writes."""
         return {"predicted": self.predicted}
 
     def table(self, split: Split) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """Returns the heads and rows, by volume and class, that `config.predictions=csv` writes."""
         volumes, scores, unit = self._scores(split)
         rows = (
             (_name(split, volumes[v][0]), r + 1, *(float(score[v, r]) for score in scores))
@@ -232,8 +218,6 @@ def _mean(values: Any) -> float:
 
 
 AnyAnswers = Answers | _MaskAnswers
-
-
 # (client, "") or (unseen domain, adaptation) -> answers, the samples, and their part of the data
 Keep = dict[tuple[str, str], tuple[AnyAnswers, Split, str]]
 
@@ -242,12 +226,11 @@ def answering(task: Task) -> Task:
     """Returns the task with answers as its score if it scores by accuracy or by masks."""
     score = task.score
 
-    # Functions here see batches; `of_all` sees those of all batches, [T, B, ...].
     def classes(logits: jax.Array, label: jax.Array, valid: jax.Array) -> tuple:
         return logits, label, valid
 
     def all_classes(batches: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Answers:
-        logits, label, valid = batches
+        logits, label, valid = batches  # [T, B, ...]
         return Answers(logits[valid], label[valid])
 
     def masks(logits: jax.Array, label: Any, valid: jax.Array) -> tuple[Overlaps, jax.Array]:
@@ -271,19 +254,18 @@ def answering(task: Task) -> Task:
 def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
     """Writes the files of `answers/` for internal and for unseen clients, if there are any.
 
-    `predictions` is "csv" or "npz" to write what `predictions_of` returns too; "" not to.
+    `predictions` is the form of `predictions_of`, or "" to leave these out.
     """
-    for kind in _KINDS:
+    for unseen, kind in enumerate(_KINDS):
         # An unseen domain's key names an adaptation, a client's does not.
-        is_unseen = kind == "unseen"
-        of_kind = {key: entry for key, entry in keep.items() if bool(key[1]) == is_unseen}
-        if of_kind:
-            place = folder / "answers"
-            rows = [answers.row(split) for answers, split, _ in of_kind.values()]
-            write_atomically(place / f"{kind}.npz", _packed_rows(of_kind, rows))
-            if predictions:
-                content = predictions_of(of_kind, predictions)
-                write_atomically(place / f"{kind}-predictions.{predictions}", content)
+        of_kind = {key: entry for key, entry in keep.items() if bool(key[1]) == bool(unseen)}
+        if not of_kind:
+            continue
+        rows = [answers.row(split) for answers, split, _ in of_kind.values()]
+        write_atomically(folder / "answers" / f"{kind}.npz", _packed_rows(of_kind, rows))
+        if predictions:
+            path = folder / "answers" / f"{kind}-predictions.{predictions}"
+            write_atomically(path, predictions_of(of_kind, predictions))
 
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
@@ -325,8 +307,7 @@ class AnsweredMasks(NamedTuple):
 def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks]:
     """Returns (client, "") or (unseen domain, adaptation) -> its answers in a workdir; may be {}.
 
-    Raises:
-      WorkdirError: a file is damaged.
+    WorkdirError: a file is damaged.
     """
     answers = {}
     for path in filter(Path.exists, (folder / "answers" / f"{kind}.npz" for kind in _KINDS)):
@@ -341,10 +322,8 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks
                 answers[tuple(key)] = AnsweredMasks(row["dice"], pictures)
                 continue
             right = np.unpackbits(row["right"], count=int(row["samples"])).astype(bool)
-            columns = zip(row["mistakes"].tolist(), row["confidence"].tolist(), strict=True)
-            mistakes = [
-                Mistake(*m, sure, row[f"picture.{j}"]) for j, (m, sure) in enumerate(columns)
-            ]
+            pairs = zip(row["mistakes"].tolist(), row["confidence"].tolist(), strict=True)
+            mistakes = [Mistake(*m, p, row[f"picture.{j}"]) for j, (m, p) in enumerate(pairs)]
             answers[tuple(key)] = Answered(right, row.get("confusion"), mistakes)
     return answers
 
@@ -364,8 +343,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
         heads, rows = answers.table(split)
         if not number:
             writer.writerow(("client", "adaptation", "part", *heads))
-        for row in rows:
-            # `repr` writes all digits of f64.
+        for row in rows:  # `repr` writes all digits of f64
             texts = (cell(x) if isinstance(x, str) else repr(x) for x in row)
             writer.writerow((cell(name), cell(adaptation), part, *texts))
     return file.getvalue()
@@ -379,11 +357,8 @@ def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def small_picture(stored: np.ndarray, side: int) -> np.ndarray:
-    """Returns a picture u8[h, w, 1 or 3] of a stored image, its sides at most `side` pixels.
-
-    Of floats their own range is shown, of other than 3 channels the first; f32[F] stays as it is.
-    """
-    if stored.ndim < 3:
+    """Returns a picture u8[h, w, 1 or 3] of a stored image, its sides at most `side` pixels."""
+    if stored.ndim < 3:  # features
         return stored.astype(np.float32).reshape(-1)
     if stored.dtype != np.uint8:
         low, high = float(stored.min()), float(stored.max())

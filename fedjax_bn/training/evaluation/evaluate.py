@@ -1,10 +1,8 @@
 """Scores a federation, between rounds or after the run.
 
-Every internal client is tested with its own model, by the method's rule
-(`FederatedMethod.statistics`), every unseen client with each adaptation. A client that has never
-taken part has no leaves of its own yet: it is tested with what an unseen client receives.
-Validation, which selects a round, uses the clients' own models or the aggregated one
-(`config.validate_with`), as FedIG's server does (A.2).
+Every internal client is tested with its own model, by the method's rule, every unseen client with
+each adaptation. Validation, which selects a round, uses the clients' own models or the aggregated
+one (`config.validate_with`), as FedIG's server does (A.2).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +42,9 @@ _SAMPLE = 5  # which of the generator's streams draws the sample
 
 
 def evaluator(experiment: Experiment) -> Evaluate:
-    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
-
-    Unseen clients are left out if the configuration tests them only once, after the run.
-    """
+    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent."""
     internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
-    if experiment.evaluation.eval_unseen == "once":
+    if experiment.evaluation.eval_unseen == "once":  # after the run
         return internal
     unseen = unseen_evaluator(experiment)
 
@@ -75,29 +70,27 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     the loss of FedBN's Fig. 3: over a client's training samples, after aggregation, with its own
     model in evaluation mode. Differs from the authors' code: the mean is over samples, not over
     batches, of which the last is smaller.
-
-    A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
-    blocks as large as a cohort, so that the device's memory does not grow with their number.
     """
     evaluation, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(evaluation, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
     names, task, size = [domain.name for domain in domains], _answering(experiment), 0
     if evaluation.clients or experiment.participation.on_host:
+        # Blocks as large as a cohort, so that the device's memory does not grow with the clients.
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
+    scoring_of = partial(_scoring, experiment, size)
     own_models = evaluation.validate_with == "own"
     # If every client is tested on its validation samples, these are evaluated once.
     tests_validate = own_models and all(domain.test is domain.validation for domain in domains)
-    tests, score = _scoring(experiment, size, task, [domain.test for domain in domains])
+    tests, score = scoring_of(task, [domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, score)}
     if not tests_validate and all(domain.validation is not None for domain in domains):
-        validations = [domain.validation for domain in domains]
-        parts["validation"] = own_models, _scoring(experiment, size, task, validations)[1]
+        parts["validation"] = own_models, scoring_of(task, [d.validation for d in domains])[1]
     if train_loss:
         mean_loss = made_once(("mean loss", experiment.task), lambda: _mean_loss(task))
         loss, train = task._replace(score=mean_loss), [domain.train for domain in domains]
-        parts["train_loss"] = True, _scoring(experiment, size, loss, train, adapts=False)[1]
+        parts["train_loss"] = True, scoring_of(loss, train, adapts=False)[1]
 
     def evaluate(state: AnyState, trained: _Trained = None, keep: Keep | None = None) -> Record:
         scores: dict[str, list[float | AnyAnswers]] = {part: [] for part in parts}
@@ -109,14 +102,18 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             for part, (with_own_models, score) in parts.items():
                 scores[part] += score(model_of(with_own_models), places)
         record: Record = {
-            part: by_client(names, [*map(_percent, values)], limit)
+            part: by_client(names, [getattr(score, "percent", score) for score in values], limit)
             for part, values in scores.items()
         }
         answers = scores["accuracy"]
         if isinstance(answers[0], AnyAnswers):
             rows = [answer.measures(test) for answer, test in zip(answers, tests, strict=True)]
-            columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-            record["measures"] = {n: _measure(names, x, limit) for n, x in columns.items()}
+            record["measures"] = {}
+            for name in rows[0]:
+                values = np.array([row[name] for row in rows])
+                finite = values[np.isfinite(values)]
+                mean = {"mean": float(finite.mean()) if len(finite) else None}
+                record["measures"][name] = by_client(names, values, limit, mean=False) | mean
             if keep is not None:
                 for k in some_of(len(names), limit) if size else range(len(names)):
                     keep[names[k], ""] = answers[k], tests[k], scored_part([domains[k]])
@@ -132,23 +129,14 @@ def _answering(experiment: Experiment) -> Task:
 
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
-    """Returns `steps(variables, images, labels)`: the model after a client's gradient steps."""
+    """Returns `steps(variables, images, labels)`: the model after a client's gradient step."""
     choice, model = experiment.evaluation.personalization, experiment.model
     options = {"prepare": experiment.prepare, "statistics": experiment.method.statistics}
-    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
+    steps = partial(personalize, model, inner_rate=choice.rate, **options)
     return made_once(("steps", choice, model, *options.values()), lambda: steps)
 
 
-def _measure(names: Sequence[str], values: np.ndarray, limit: int) -> Record:
-    """Returns client -> value, and their "mean" over the clients for which it is defined."""
-    finite = values[np.isfinite(values)]
-    mean = {"mean": float(finite.mean()) if len(finite) else None}
-    return by_client(names, values, limit, mean=False) | mean
-
-
 def _mean_loss(task: Task) -> Score:
-    """Returns the task's loss as a score: its mean over all samples of a client."""
-
     def of_batch(outputs: Any, label: Any, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss = task.loss(outputs, label, valid)
         count = valid.sum().astype(loss.dtype)
@@ -161,8 +149,8 @@ def _adapted_rows(
     steps: Callable[..., Variables], mesh: Mesh | None
 ) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
     """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh."""
-    # All its leaves but frozen ones are personal. There is one labelled split for each row.
 
+    # All its leaves but frozen ones are personal. There is one labelled split for each row.
     def on_device(common: tuple, rows: tuple, _: None) -> Variables:
         shared, frozen = common
 
@@ -181,9 +169,8 @@ def _adapted_rows(
         return state._replace(shared=nothing, personal=personal)
 
     def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
-        images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(split.labels for split in labelled))
-        return adapted(state, images, labels)
+        rows = [(np.asarray(split.images), split.labels) for split in labelled]
+        return adapted(state, *jax.tree.map(lambda *leaves: np.stack(leaves), *rows))
 
     return adapt
 
@@ -199,13 +186,11 @@ def _scoring(
         labelled, splits = set_aside(splits, personalization)
         steps = _steps(experiment)
         adapt = made_once(("adapt", steps, mesh), lambda: _adapted_rows(steps, mesh))
-    rows = size or padded(len(splits), mesh)
-    score = scoring.score_clients(
-        experiment.model, experiment.prepare, size or len(splits), task, rule, mesh
-    )
+    model, prepare, rows = experiment.model, experiment.prepare, size or padded(len(splits), mesh)
+    score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
     batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
-        limit = experiment.evaluation.device_megabytes
+        limit = experiment.plan.device_megabytes
         resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
 
     def of_places(state: FederatedState, places: np.ndarray) -> list[float | AnyAnswers]:
@@ -226,17 +211,14 @@ def _models_of(
     mesh: Mesh | None,
     own_models: bool,
 ) -> FederatedState:
-    """Returns a state with the models of some clients (None: all), their own or the aggregated one.
-
-    Clients that have never trained have what an unseen client receives.
-    """
+    """Returns a state with the models of clients (None: all), their own or the aggregated one."""
+    # Clients that have never trained have what an unseen client receives.
     if isinstance(state, PopulationState):
-        spread = clients_of(mesh)
-        local_rows = own_rows(len(client), spread)
+        spread, count = clients_of(mesh), len(client)
+        local_rows = own_rows(count, spread)
         read = state.rows_of(client[local_rows], ("personal",))["personal"]
-        rows = place_own(local_rows, len(client), spread, read)
-        has_trained = state.trained[client]
-        state = state.state
+        rows = place_own(local_rows, count, spread, read)
+        state, has_trained = state.state, state.trained[client]
     else:
         rows = state.personal
         has_trained = np.ones(len(state.weights), bool) if trained is None else trained
@@ -271,7 +253,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
     The record is {"unseen": {domain: {adaptation: percent}}}, and with answers "unseen_measures",
-    {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
+    {domain: {adaptation: {name: value}}}; or {} without unseen domains.
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
@@ -286,16 +268,14 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
     tested = dict(zip(domains, map(scoring.as_stored, splits), strict=True))
-    score = {
-        adaptation: scoring.score_unseen(choice.adaptation, experiment.prepare, task, mesh)
-        for adaptation, choice in choices.items()
-    }
+    score_unseen = partial(scoring.score_unseen, prepare=experiment.prepare, task=task, mesh=mesh)
+    score = {text: score_unseen(choice.adaptation) for text, choice in choices.items()}
 
     @cache  # adaptations with the same stream share its batches
     def batches(name: str, size: int, order: int, placement: str) -> Callable[[], scoring.Blocks]:
         split = scoring.in_order(tested[name], order)
         batches = scoring.SplitBatches([split], size, mesh, placement)
-        return batches.kept_within(experiment.evaluation.device_megabytes)
+        return batches.kept_within(experiment.plan.device_megabytes)
 
     serve = partial(served_variables, choices=choices)
     if mesh is not None:  # every device needs the mean of rows that are spread over all
@@ -321,21 +301,16 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     values = answer.measures(split).items()
                     rows = measures.setdefault(name, {})
                     rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
-                scores[name][adaptation] = _percent(answer)
+                scores[name][adaptation] = getattr(answer, "percent", answer)
         return {"unseen": scores} | ({"unseen_measures": measures} if measures else {})
 
     return evaluate
 
 
-def _percent(score: AnyAnswers | float) -> float:
-    """Returns the score of answers, and a number unchanged."""
-    return score.percent if isinstance(score, AnyAnswers) else score
-
-
 def served_variables(state: AnyState, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
-    Raises ConfigError if `ensemble` is chosen, but the clients' rows are on the host.
+    ConfigError: `ensemble` is among the `choices`, but the clients' rows are on the host.
     """
     if isinstance(state, PopulationState):
         refuse_ensemble(choices)

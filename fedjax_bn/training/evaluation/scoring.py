@@ -1,7 +1,6 @@
 """Scores internal clients with their own models, and unseen clients with an adaptation.
 
-Test samples are put on the device as batches, all at once or block after block. One program judges
-the batches, and the host joins what the task's score keeps of each.
+One program judges batches on the device, and the host joins what the task's score keeps of each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,10 +51,9 @@ Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block 
 class SplitBatches:
     """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
-    A split that several clients have (the same object) is stored once on each device. On a mesh a
-    batch is on the device that has its client's model ("clients"), or the devices share all batches
-    evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the state, if
-    there are more than splits.
+    On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
+    all batches evenly ("parts"), or each device has all of them ("copies"). `rows` are those of the
+    state, if there are more than splits.
     """
 
     def __init__(
@@ -159,9 +157,8 @@ def as_stored(split: Split) -> Split:
     if names is not None and len(names) and is_image(str(names[0])):
         paths = [str(name).split("/") for name in names]
         return select(split, np.array(sorted(range(len(paths)), key=paths.__getitem__)))
-    if isinstance(images, Rows):
-        return select(split, np.argsort(images.index, kind="stable"))
-    return split
+    is_part = isinstance(images, Rows)
+    return select(split, np.argsort(images.index, kind="stable")) if is_part else split
 
 
 def in_order(split: Split, order: int) -> Split:
@@ -181,8 +178,7 @@ def score_clients(
 ) -> Callable[[FederatedState, Blocks], list[float | AnyAnswers]]:
     """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
-    With a task of `answers.answering`, each client's score is its answers. `statistics` is the
-    method's rule; `mesh` has the devices that hold state and blocks.
+    With a task of `answers.answering` it is each client's answers; `statistics` is a method's rule.
     """
     score = (task or classification()).score
     judged = made_once(
@@ -203,8 +199,7 @@ def score_unseen(
 ) -> Callable[[Variables, Blocks], float | AnyAnswers]:
     """Returns `score(variables, blocks)`, the percentage of one unseen client, or its answers.
 
-    The batches pass in order through the adaptation, which starts again at each call. On a mesh,
-    each device judges a part of them if nothing is carried from one to the next, else all of them.
+    The batches pass in order through the adaptation, which starts again at each call.
     """
     score = (task or classification()).score
     judged = made_once(
@@ -230,8 +225,8 @@ def _judging(
     adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
     """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host."""
-    # Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
 
+    # Of all T batches that hold samples: i32[T], and what the score keeps of each, arrays [T, ...].
     def on_device(common: tuple, personal: PyTree, data: _TestData) -> tuple[PyTree, tuple]:
         shared, carry = common
 
@@ -256,9 +251,7 @@ def _judging(
             return on_device((shared, carry), personal, data)
         return apart(on_device, mesh, (shared, carry), personal, data)
 
-    def judged(
-        shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks
-    ) -> tuple[np.ndarray, PyTree]:
+    def judged(shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks) -> tuple:
         results = []
         for block in [blocks] if isinstance(blocks, _TestData) else blocks:
             carry, result = judge(shared, personal, carry, block)
@@ -273,6 +266,5 @@ def _judging(
 def _total(score: Score, batch_scores: PyTree, rows: np.ndarray) -> float | AnyAnswers:
     """Returns the score over the batches where `rows` bool[T] is True."""
     total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], batch_scores))
-    if isinstance(total, AnyAnswers):
-        return total
-    return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
+    # A number has the digits that its dtype has, and no others.
+    return total if isinstance(total, AnyAnswers) else float(str(np.asarray(total)))
