@@ -35,6 +35,12 @@ class Argument(NamedTuple):
     meaning: str = ""  # what it is for, of keys of the configuration
     is_choice: bool = False  # whether its value may be a choice with arguments of its own
 
+    def takes(self, change: str) -> bool:
+        """Returns whether what follows a colon may still belong to the value before it."""
+        # It is a choice with arguments, `mixing=uniform:low=0`, or a path such as `trace=C:/file`.
+        is_text = self.kind is str and not self.range.names
+        return self.is_choice or (is_text and "=" not in change)
+
     def refusal(self, value: Any) -> str:
         """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
         if value is None and self.default is None:
@@ -66,12 +72,12 @@ def read_choice(
     for change in changes:
         key, equals, value = change.partition("=")
         before = next(reversed(chosen), "")
-        if key not in settable and before and settable[before].is_choice:
-            chosen[before] += f":{change}"  # a choice with arguments: `mixing=uniform:low=0`
+        if key not in settable and before and settable[before].takes(change):
+            chosen[before] += f":{change}"
             continue
         if key not in settable or not equals:
-            keys = ", ".join(sorted(settable)) or "none"
-            raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
+            keys = nearest(key, settable) if settable else "; it has none"
+            raise ValueError(f"{what}: {brief(change)} must be key=value of an option{keys}")
         chosen[key] = parsed(value, settable[key].kind)
         if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")

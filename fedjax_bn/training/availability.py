@@ -78,7 +78,7 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     try:
         rows = _rows_of(Path(os.path.expanduser(file)).read_text("utf-8-sig"), num_clients)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config.participation.trace={brief(file)}: {error}") from error
+        raise ConfigError(f"config.participation: trace={brief(file)}: {error}") from error
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 

@@ -92,7 +92,12 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
         ("xyzzy=1", ["'xyzzy'; `fedjax-bn list keys`"]),
         ("data=1", ["'data.clients_per_domain'"]),
         ("fast,rounds=3", ["'fast'"]),
-        ("privacy.noise=1", ["privacy.clip"]),
+        ("privacy=server:noise=1", ["needs clip"]),
+        ("privacy=server:clp=1", ["'clp=1'", "did you mean 'clip'?"]),
+        ("privacy=client:clip=0", ["clip=0.0 must be above 0"]),
+        ("privacy=sever:clip=1", ["did you mean 'server'?"]),
+        ("participation=os:getcwd", ["valid are by_size, uniform"]),
+        ("participation=by_size:dropout=1", ["dropout=1.0 must be"]),
     ],
 )
 def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_are_refused(

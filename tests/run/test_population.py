@@ -69,7 +69,7 @@ TOLD = {"share": "all_but_batch_norm", "validate_with": "global", "eval_train_lo
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
+        {"method": "scaffold", "participation": "uniform:dropout=0.3", "eval_clients": 3},
         {"method": "scaffold"} | TOLD,
         {"method": "perfedavg", "personalize_samples": 3},
         {"local_selection": 2, "weigh": "uniform"},

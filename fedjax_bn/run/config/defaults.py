@@ -16,7 +16,6 @@ from fedjax_bn.arguments.ranges import (
     Above0,
     AtLeast0,
     Fraction,
-    Inside,
     Pixels,
     Range,
     Rounds,
@@ -81,6 +80,12 @@ KEYS = {
         "DigitCNN",
         "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
         "own package.module:Class:key=value.",
+    ),
+    "task": _key(
+        "",
+        "What the model learns, as the labels say: classification; detection:class_gain=0.5; or "
+        "segmentation:nested=True, where each class is inside the one before. Empty: the task of "
+        "the labels with its defaults.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
     "compute_dtype": _name(
@@ -149,21 +154,16 @@ KEYS = {
         "are on the device. auto is host for some of more than 1000 clients.",
         *("auto", "device", "host"),
     ),
-    "participation.draw": _name("Chances of clients: equal, or by samples.", "uniform", "by_size"),
-    "participation.trace": _key("", "File that says which clients are available when."),
-    "participation.dropout": _key(0.0, "Chance that a drawn client drops out of the round.", Share),
-    "privacy.clip": _key(
-        0.0, "Norm to which updates are clipped (docs/privacy.md). 0: none.", AtLeast0
+    "participation": _key(
+        "uniform",
+        "Chances of clients to be drawn: uniform, or by_size of their samples; with options such "
+        "as by_size:dropout=0.1:trace=FILE, see `list participation`.",
     ),
-    "privacy.noise": _key(0.0, "Deviation of noise on shared leaves over privacy.clip.", AtLeast0),
-    "privacy.at": _name("Who adds noise, to the sum or to each update.", "server", "client"),
-    "privacy.seed": _key(
-        None,
-        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at random "
-        "and never sent.",
-        Seed,
+    "privacy": _key(
+        "",
+        "Differential privacy of clients: server:clip=1:noise=1 adds noise to the sum of clipped "
+        "updates, client:clip=1:noise=1 to each; see `list privacy`. Empty: none.",
     ),
-    "privacy.delta": _key(1e-5, "Reported delta: far below 1 over the number of clients.", Inside),
     "on_nonfinite": _name(
         "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
     ),
@@ -259,8 +259,6 @@ KEYS = {
         "Whose prostate slices and parts. Empty: all, by patient.",
         *PROTOCOLS,
     ),
-    "detection.classes": _key(0.5, "Gain of classes in detection; boxes have 0.05.", AtLeast0),
-    "segmentation.nested": _key(False, "Whether each class of masks is inside the one before."),
 }
 
 

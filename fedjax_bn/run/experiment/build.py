@@ -31,7 +31,13 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config import check, choice_of, flatten
+from fedjax_bn.run.config import check, flatten
+from fedjax_bn.run.config.choices import (
+    ParticipationChoice,
+    choice_of,
+    participation_of,
+    privacy_of,
+)
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -44,10 +50,10 @@ from fedjax_bn.run.experiment.method import (
     has_own_weighing,
     local_epochs,
     method_maker,
+    task_options,
     what_validates,
 )
 from fedjax_bn.sharing import Variables, filled, join, path_names
-from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import checkpoint
 from fedjax_bn.training.availability import kept_on_host, read_trace
 from fedjax_bn.training.experiment import (
@@ -95,6 +101,7 @@ def build(config: ConfigDict) -> Experiment:
     model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
+    task_options(config)
     choose_adaptations(config, model)
     check_adaptations(config, config.adaptations)
 
@@ -106,7 +113,7 @@ def build(config: ConfigDict) -> Experiment:
     _check_clients(internal, config)
     experiment = assemble(config, internal, unseen, notes + duplicate_notes(internal, unseen))
     check_labelled(experiment.evaluation.personalization, internal, unseen)
-    trace = read_trace(config.participation.trace, len(internal.domains))
+    trace = read_trace(participation_of(config).trace, len(internal.domains))
     # Not in `assemble`: a finished run is tested without its trace, which may be gone.
     experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
     with naming(f"config.model={brief(config.model)}"):
@@ -122,8 +129,7 @@ def assemble(
     to_inputs = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, to_inputs, 1)
-    recipe, nested = Recipe(classes=config.detection.classes), config.segmentation.nested
-    task = choose_task(config.model, model, internal, images, recipe, nested)
+    task = choose_task(config, model, internal, images)
     # The devices share out the clients of a round, not those that sit out.
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
@@ -153,17 +159,14 @@ def choose_adaptations(config: ConfigDict, model: Any) -> dict[str, Choice]:
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
     """Returns the fields of `Experiment` that come straight from the configuration, by name."""
     flat = dict(flatten(config))
-    plan = Plan(
-        **{name: flat[name] for name in Plan._fields if name in flat},
-        device_megabytes=config.data.device_megabytes,
-        keys=flat,
-        follows=follows_rounds(config),
-        privacy=partial(describe_privacy, config, num_clients),
-    )
+    values = {name: flat[name] for name in Plan._fields if name in flat}
+    values |= {"device_megabytes": config.data.device_megabytes, "keys": flat}
+    values |= {"follows": follows_rounds(config)}
+    values |= {"privacy": partial(describe_privacy, config, num_clients)}  # the key is a text
     return {
         "participation": choose_participation(config, num_clients),
         "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
-        "plan": plan,
+        "plan": Plan(**values),
         "evaluation": read_evaluation(config, method),
         "validates": what_validates(config),
     }
@@ -171,9 +174,9 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     """Returns who takes part by `clients_per_round`, `participation` and `population`; no trace."""
-    keys, drawn = config.participation, config.clients_per_round
+    choice, drawn = participation_of(config), config.clients_per_round
     host = kept_on_host(config.population, drawn, num_clients)
-    return Participation(drawn, keys.draw, keys.dropout, None, host)
+    return Participation(drawn, choice.draw, choice.dropout, None, host)
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
@@ -195,18 +198,18 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 
     Without noise epsilon is unbounded, and its entry is null. Noise needs dp-accounting.
     """
-    keys, who, drawn = config.privacy, config.participation, config.clients_per_round
-    if not keys.clip:
+    choice, drawn = privacy_of(config), config.clients_per_round
+    if not choice:
         return {}
     # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
-    random = who.draw == "uniform" and not who.trace and not who.dropout
-    hides = random and keys.at == "server" and 0 < drawn < clients
+    random = participation_of(config) == ParticipationChoice("uniform")
+    hides = random and choice.at == "server" and 0 < drawn < clients
     cohort = (drawn, clients) if hides else ()
     with as_config_errors():
-        spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
+        spent = epsilon(choice.noise, rounds, choice.delta, cohort) if choice.noise else None
     neighbours = "a client's data replaced" if cohort else "with or without a client"
-    values = {key: keys[key] for key in ("clip", "noise", "at")} | {"epsilon": spent}
-    values |= {"delta": keys.delta, "rounds": rounds, "neighbours": neighbours}
+    values = {"clip": choice.clip, "noise": choice.noise, "at": choice.at, "epsilon": spent}
+    values |= {"delta": choice.delta, "rounds": rounds, "neighbours": neighbours}
     return {"privacy": values}
 
 

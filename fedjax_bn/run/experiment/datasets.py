@@ -33,7 +33,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config import choice_of
+from fedjax_bn.run.config.choices import choice_of
 
 # `read(config)` with the options of `data.name`; the docstring's first line describes the dataset
 _Read = Callable[..., Source | Dataset]

@@ -23,7 +23,7 @@ from fedjax_bn.arguments.choices import (
     split_choice,
 )
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
+from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
@@ -39,7 +39,7 @@ from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, v
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import init_variables, shapes_of
-from fedjax_bn.run.config import choice_of
+from fedjax_bn.run.config.choices import choice_of, closed_choice, privacy_of
 from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
@@ -70,6 +70,23 @@ WEIGHING = {
         *(aggregation.geometric_median, aggregation.norm_clipping),
     )
 }
+
+
+def _detection(anchors: Any, class_gain: AtLeast0 = 0.5) -> Task:
+    """Finds boxes and their classes, by a network with anchors.
+
+    Args:
+      class_gain: Gain of classes in the loss, where boxes have 0.05.
+    """
+    return detection(anchors, recipe=Recipe(classes=class_gain))
+
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "detection": _detection,
+    "segmentation": segmentation,
+}
+_TASK_OF = {_CLASS: "classification", BOXES: "detection", MASK: "segmentation"}
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
@@ -118,7 +135,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     several devices it also gets `mesh`. An unknown name, module or argument is a ConfigError.
     """
     method, options = choose_method("method", config.method)
-    culprit, privacy = f"config.method={brief(config.method)}", config.privacy
+    culprit = f"config.method={brief(config.method)}"
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing("share", config.share)
@@ -126,7 +143,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
         options["weigh"] = _choose_weighing(config.weigh)
-    if privacy.clip:
+    if privacy := privacy_of(config):
         seed = config.seed if privacy.seed is None else privacy.seed
         options["privacy"] = gaussian(privacy.clip, privacy.noise, at=privacy.at, seed=seed)
     if config.data.perturb:
@@ -367,19 +384,25 @@ def _is_nnx(kind: type) -> bool:
     return issubclass(kind, Module)
 
 
-def choose_task(
-    text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
-) -> Task:
-    """Returns the task of the labels; a ConfigError if `config.model`, `text`, is made for others.
+def choose_task(config: ConfigDict, model: Any, internal: Dataset, images: jax.Array) -> Task:
+    """Returns the task of the labels; a ConfigError if the model or `config.task` is for others.
 
     `images` f[B, ...] are such as the model reads.
     """
     kind = _kind_of(internal)
-    if kind != _made_for(text, model, images, internal.num_classes):
-        raise _unsuited(f"config.model={brief(text)}", internal, _SUITABLE[kind])
+    if kind != _made_for(config.model, model, images, internal.num_classes):
+        raise _unsuited(f"config.model={brief(config.model)}", internal, _SUITABLE[kind])
+    name, options = task_options(config) or (_TASK_OF[kind], {})
+    if name != _TASK_OF[kind]:
+        raise _unsuited(f"config.task={name}", internal, _TASK_OF[kind])
     if kind == BOXES:
-        return detection(model.anchors, recipe=recipe)
-    return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
+        return _detection(model.anchors, **options)
+    return segmentation(internal.num_classes, **options) if kind == MASK else classification()
+
+
+def task_options(config: ConfigDict) -> tuple[str, dict[str, Any]] | None:
+    """Returns the name and the options of `config.task`; None if it is empty."""
+    return closed_choice("task", config.task, TASKS, ("classes",)) if config.task else None
 
 
 def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:
