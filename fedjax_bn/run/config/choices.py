@@ -1,6 +1,6 @@
 """Reads keys that are a name with options, before JAX is imported: mistakes are told at once."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -50,23 +50,21 @@ def privacy_of(config: ConfigDict) -> PrivacyChoice | None:
     """Returns what the key `privacy`, such as `server:clip=1:noise=1`, says; None if empty."""
     if not config.privacy:
         return None
-    at, options = closed_choice("privacy", config.privacy, PRIVACY, ("at",))
+    at, options = closed_choice("privacy", config.privacy, PRIVACY, "at")
     return PrivacyChoice(at, **options)
 
 
 def participation_of(config: ConfigDict) -> ParticipationChoice:
     """Returns what the key `participation`, such as `uniform:dropout=0.1`, says."""
-    draw, options = closed_choice("participation", config.participation, PARTICIPATION, ("draw",))
+    draw, options = closed_choice("participation", config.participation, PARTICIPATION, "draw")
     return ParticipationChoice(draw, **options)
 
 
-def closed_choice(
-    key: str, text: str, table: Table, given: Collection[str] = ()
-) -> tuple[str, dict[str, Any]]:
+def closed_choice(key: str, text: str, table: Table, *given: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the options of a choice that cannot be a user's own function."""
     name = text.partition(":")[0]
     choose(table, name, key)
-    return name, choice_of(key, text, table, given)[1]
+    return name, choice_of(key, text, table, *given)[1]
 
 
 def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
@@ -77,11 +75,7 @@ def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
 
 
 def choice_of(
-    key: str,
-    text: str,
-    table: Table,
-    given: Collection[str] = (),
-    extra: Mapping[str, Argument] | None = None,
+    key: str, text: str, table: Table, /, *given: str, **extra: Argument
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns `choices.read_choice` for the value of a key; its errors become ConfigErrors."""
     with as_config_errors():

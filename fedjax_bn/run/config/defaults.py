@@ -72,14 +72,12 @@ def _name(meaning: str, *names: str) -> Argument:
 KEYS = {
     "method": _key(
         "fedbn",
-        "The method: a name of `list methods` with its options, such as fedprox:mu=0.1, or your "
-        "own package.module:function:key=value.",
+        "The method: one of `list methods`, such as fedprox:mu=0.1, or package.module:function.",
     ),
     "baselines": _key((), "Methods that are run beside it, each in WORKDIR/baselines/NAME."),
     "model": _key(
         "DigitCNN",
-        "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
-        "own package.module:Class:key=value.",
+        "The network: one of `list models`, such as ResNet18:width=16, or package.module:Class.",
     ),
     "task": _key(
         "",
@@ -88,18 +86,13 @@ KEYS = {
         "the labels with its defaults.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
-    "compute_dtype": _name(
-        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
-    ),
+    "compute_dtype": _name("Type of computations; variables are float32.", "float32", "bfloat16"),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key((), "Epochs of each client, in order. Empty: local_epochs.", _EPOCHS),
     "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
-        0,
-        "Steps between two validations of a client, which then uploads its best state of the "
-        "round (FedIG, A.2). 0: its last state.",
-        StepsOr0,
+        0, "Steps between validations of a client, which uploads its best state. 0: none.", StepsOr0
     ),
     "validate_with": _name(
         "Whose validation accuracy selects the round: of each client's own model, or of the "
@@ -168,20 +161,12 @@ KEYS = {
         "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
     ),
     "target": _key(
-        "",
-        "The unseen domain, several (a,b), or a group; `each` trains once for each domain. Empty: "
-        "all domains train.",
+        "", "The unseen domain, several (a,b), a group, or `each` in turn. Empty: all train."
     ),
-    "adaptations": _key(
-        ("running",), "How an unseen client predicts: `list adaptations`, with their options."
-    ),
+    "adaptations": _key(("running",), "How unseen clients predict, see `list adaptations`."),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
-    "eval_unseen": _name(
-        "When unseen clients are tested: always, or in the selected round.", "always", "once"
-    ),
-    "eval_train_loss": _key(
-        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
-    ),
+    "eval_unseen": _name("Tests of unseen clients; once: in the selected round.", "always", "once"),
+    "eval_train_loss": _key(False, "Whether the training loss is evaluated too (FedBN, Fig. 3)."),
     "predictions": _name(
         "Form of answers/*-predictions of the selected round: probabilities or masks' scores "
         "(csv), or all masks (npz). Empty: none.",
@@ -189,15 +174,11 @@ KEYS = {
     ),
     "eval_batch_size": _key(500, "Number of samples that are tested at once.", Samples),
     "eval_clients": _key(0, "Clients that are evaluated, drawn once. 0 for all.", StepsOr0),
-    "clients_named": _key(
-        100, "Most clients that records name; of more they have quantiles.", Steps
-    ),
+    "clients_named": _key(100, "Most clients that records name; more have quantiles.", Steps),
     "adapt_batch_size": _key(32, "Samples of a batch in the stream that adaptations see.", Samples),
     "checkpoint_every": _key(5, "Rounds between checkpoints. The last is always saved.", Rounds),
     "personalize_samples": _key(
-        None,
-        "Labelled samples to which a tested client adapts first. Empty: the method's own.",
-        SamplesOr0,
+        None, "Labelled samples to which tested clients adapt. Empty: the method's own.", SamplesOr0
     ),
     "compilation_cache": _key(
         "~/.cache/fedjax_bn/compiled", "Folder of compiled programs.", _FOLDER
@@ -214,8 +195,8 @@ KEYS = {
     "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
     "data.device_megabytes": _key(4000, "MB above which data stream from the host.", RoundsOr0),
     "data.split": _name(
-        "How a domain is split: by its published lists (official, which also holds validation out "
-        "of digits), or at random. Empty: official where there is one.",
+        "How a domain is split: by its published lists (official; validation of digits is drawn), "
+        "or at random. Empty: official where there is one.",
         *("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
@@ -255,10 +236,7 @@ KEYS = {
         GREYS,
     ),
     "data.severities": _key((), "Severities of cifar10_c, from 1 to 5. Empty: all."),
-    "data.protocol": _name(
-        "Whose prostate slices and parts. Empty: all, by patient.",
-        *PROTOCOLS,
-    ),
+    "data.protocol": _name("Whose prostate slices and parts. Empty: all, by patient.", *PROTOCOLS),
 }
 
 

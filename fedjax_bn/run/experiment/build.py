@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
@@ -29,17 +28,19 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.models import pretrained
-from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import Layer, Statistics, calls
+from fedjax_bn.normalization import Layer, Statistics
+from fedjax_bn.normalization.calls import init_variables, normalize_with, shapes_of
 from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.config.choices import (
     ParticipationChoice,
     choice_of,
+    closed_choice,
     participation_of,
     privacy_of,
 )
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
+    TASKS,
     check_adaptations,
     choose_augmentation,
     choose_loading,
@@ -50,12 +51,11 @@ from fedjax_bn.run.experiment.method import (
     has_own_weighing,
     local_epochs,
     method_maker,
-    task_options,
     what_validates,
 )
 from fedjax_bn.sharing import Variables, filled, join, path_names
 from fedjax_bn.training import checkpoint
-from fedjax_bn.training.availability import kept_on_host, read_trace
+from fedjax_bn.training.availability import read_trace
 from fedjax_bn.training.experiment import (
     Evaluation,
     Experiment,
@@ -78,6 +78,7 @@ from fedjax_bn.training.start import (
 )
 from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
+_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
@@ -95,13 +96,13 @@ def build(config: ConfigDict) -> Experiment:
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
-    choice_of("data.name", config.data.name, DATASETS, ("config",))
+    choice_of("data.name", config.data.name, DATASETS, "config")
     for name in config.baselines:
         choose_method("baselines", name)
     model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
-    task_options(config)
+    closed_choice("task", config.task or "classification", TASKS, "classes")
     choose_adaptations(config, model)
     check_adaptations(config, config.adaptations)
 
@@ -113,6 +114,8 @@ def build(config: ConfigDict) -> Experiment:
     _check_clients(internal, config)
     experiment = assemble(config, internal, unseen, notes + duplicate_notes(internal, unseen))
     check_labelled(experiment.evaluation.personalization, internal, unseen)
+    if experiment.participation.on_host:
+        refuse_ensemble(config.adaptations)
     trace = read_trace(participation_of(config).trace, len(internal.domains))
     # Not in `assemble`: a finished run is tested without its trace, which may be gone.
     experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
@@ -175,8 +178,10 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     """Returns who takes part by `clients_per_round`, `participation` and `population`; no trace."""
     choice, drawn = participation_of(config), config.clients_per_round
-    host = kept_on_host(config.population, drawn, num_clients)
-    return Participation(drawn, choice.draw, choice.dropout, None, host)
+    many = config.population == "auto" and num_clients > _MOST_ON_DEVICE
+    # Without clients that sit out there are no rows to keep off the device.
+    on_host = 0 < drawn < num_clients and (many or config.population == "host")
+    return Participation(drawn, choice.draw, choice.dropout, None, on_host)
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
@@ -208,36 +213,29 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     with as_config_errors():
         spent = epsilon(choice.noise, rounds, choice.delta, cohort) if choice.noise else None
     neighbours = "a client's data replaced" if cohort else "with or without a client"
-    values = {"clip": choice.clip, "noise": choice.noise, "at": choice.at, "epsilon": spent}
-    values |= {"delta": choice.delta, "rounds": rounds, "neighbours": neighbours}
-    return {"privacy": values}
+    values = {key: getattr(choice, key) for key in ("clip", "noise", "at", "delta")}
+    return {"privacy": values | {"epsilon": spent, "rounds": rounds, "neighbours": neighbours}}
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if the configuration does not suit the clients and their samples."""
-    domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
-    if kept_on_host(config.population, drawn, total):
-        refuse_ensemble(config.adaptations)
-    images, size, tested = domains[0].train.images, config.data.image_size, config.eval_clients
+    domains, drawn = internal.domains, config.clients_per_round
+    total, images, size = len(domains), domains[0].train.images, config.data.image_size
     side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
-    on_host = config.population == "host"
     without = next((domain.name for domain in domains if domain.validation is None), "")
-    choosing = (
-        what_validates(config).removeprefix("config."),
-        f"patience={config.patience}" * bool(config.patience),
-        "validate_with=global" * (config.validate_with == "global"),
-    )
+    choosing = what_validates(config).removeprefix("config.")
+    choosing = choosing or f"patience={config.patience}" * bool(config.patience)
+    choosing = choosing or "validate_with=global" * (config.validate_with == "global")
     problems = {
-        f"data.image_size={size}, but images of {internal.name} have {side} pixels a side: set it "
-        f"to {side}": side != size,
+        f"data.image_size={size}, but images have {side} pixels a side: set it to {side}": (
+            side != size
+        ),
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
-        f"eval_clients={tested} is more than the {total} clients there are": tested > total,
-        f"population=host keeps clients off the device that sit out, so clients_per_round={drawn} "
-        f"must be above 0 and below {total}": on_host and not 0 < drawn < total,
-        f"{next(filter(None, choosing), '')} needs validation samples, but client {without!r} of "
-        f"{internal.name} has none: {HOLD_OUT}": any(choosing) and without,
+        f"{choosing} needs validation samples, but client {without!r} has none: {HOLD_OUT}": (
+            choosing and without
+        ),
     }
     for problem, occurs in problems.items():
         if occurs:
@@ -253,24 +251,21 @@ def _check_batch_sizes(experiment: Experiment) -> None:
         for domain, size in zip(domains, experiment.train_sizes(), strict=True)
         if (batch_size if steps else (size % batch_size or batch_size)) == 1
     ]
-    if not alone:
-        return
 
     # A statistics rule sees the input of every batch norm while the model is traced.
-    def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
+    def refuse_one(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(
-                f"with config.batch_size={batch_size} a batch of client {alone[0]!r} holds one "
-                f"sample, which the batch norm {layer.name!r} cannot normalize: choose another"
+                f"config.batch_size={batch_size} leaves client {alone[0]!r} a batch of one sample, "
+                f"which the batch norm {layer.name!r} cannot normalize: choose another"
             )
         return Statistics(layer.mean, layer.var)
 
-    model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
-    make_variables = partial(calls.init_variables, model)
-    variables = jax.eval_shape(make_variables, jax.random.key(0), images)
-    if sharing.batch_norm_paths(variables):
-        passed = partial(forward, model, statistics=refuse_one)
-        jax.eval_shape(lambda *inputs: passed(*inputs).outputs, variables, images)
+    if alone:
+        model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
+        variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
+        with normalize_with(refuse_one):
+            shapes_of(model, variables, images)
 
 
 def prepare(
@@ -305,8 +300,8 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
     for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
         if (leaf != leaf[:1]).any():
             raise ConfigError(
-                "config.weigh begins with other memory for some clients than for others, which "
-                "rows on the host do not have: set population=device"
+                "config.weigh begins with other memory for some clients, which needs "
+                "population=device"
             )
 
 
@@ -331,7 +326,6 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     # They are what an unseen client would receive: the shared leaves, and the mean of the personal
     # leaves with the last round's weights. The clients' memory, and what the other method trained
     # in addition to the model, are left out.
-    culprit = f"config.start_from={brief(start_from)}"
     tree = checkpoint.all_arrays(_checkpoint_of(start_from))
     tree = tree.get("state", tree)  # a population has its rows in other files
     count = len(tree["weights"])
@@ -343,13 +337,13 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
         {"/".join(path_names(p)): leaf.shape for p, leaf in jax.tree.leaves_with_path(tree)}
         for tree in (loaded, like)
     )
-    for name in sorted({*loaded_shapes, *model_shapes}):
-        shapes = loaded_shapes.get(name, "nothing"), model_shapes.get(name, "nothing")
-        if shapes[0] != shapes[1]:
-            raise ConfigError(
-                f"{culprit} holds another model than config.model={brief(model)} with these "
-                f"classes: {name} is {shapes[0]} there and {shapes[1]} here"
-            )
+    if differing := dict(loaded_shapes.items() ^ model_shapes.items()):
+        name = min(differing)
+        saved, needed = (shapes.get(name, "nothing") for shapes in (loaded_shapes, model_shapes))
+        raise ConfigError(
+            f"config.start_from={brief(start_from)} holds another model than "
+            f"config.model={brief(model)}: {name} is {saved} there and {needed} here"
+        )
     return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
 
 
@@ -371,6 +365,4 @@ def _checkpoint_of(start_from: str) -> Path:
             names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
             if rounds := [int(name) for name in names if name.isdecimal()]:
                 return workdir / "checkpoints" / kind / str(max(rounds))
-    raise ConfigError(
-        f"config.start_from: {workdir} is not the workdir of a finished run with a checkpoint"
-    )
+    raise ConfigError(f"config.start_from: {workdir} is not a finished run with a checkpoint")

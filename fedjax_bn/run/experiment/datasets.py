@@ -181,7 +181,7 @@ def read_data(config: ConfigDict) -> Source | Dataset:
 
     An unknown name, and no path for data that are not embedded, are ConfigErrors.
     """
-    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
+    load, options = choice_of("data.name", config.data.name, DATASETS, "config")
     name = config.data.name.partition(":")[0]
     if config.data.path or name in EMBEDDED or name == "tfds":
         return load(config, **options)
@@ -192,8 +192,7 @@ def read_data(config: ConfigDict) -> Source | Dataset:
         return load(missing, **options)
     except (ValueError, OSError) as error:
         raise ConfigError(
-            f"config.data.name={name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {error}"
+            f"config.data.name={name!r} is not embedded: give --config.data.path=PATH; {error}"
         ) from error
 
 
@@ -206,10 +205,7 @@ def configured_clients(
     keys = config.data
     pooled = keys.partition == "pooled"
     if pooled and config.target:
-        raise ConfigError(
-            f"config.target={config.target!r} does not go with config.data.partition=pooled, which "
-            "tests on every domain"
-        )
+        raise ConfigError("config.data.partition=pooled tests all domains: empty config.target")
     reduced = keys.name in ("digits", "digits_morpho")  # their readers apply both keys themselves
     internal, unseen = make_clients(
         data,

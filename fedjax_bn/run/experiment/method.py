@@ -47,10 +47,11 @@ from fedjax_bn.tasks.detection import Recipe, detection
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
 _CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
-_SUITABLE = {
-    _CLASS: "a classifier, such as DigitCNN or ResNet18",
-    BOXES: "a detector, such as TinyDetector or YOLOv5n",
-    MASK: "UNet, or a network of logits [B, H, W, classes]",
+# Kind of labels -> what an image has, the task, and models for it.
+_KINDS = {
+    _CLASS: ("one class", "classification", "a classifier, such as DigitCNN or ResNet18"),
+    BOXES: ("boxes", "detection", "a detector, such as TinyDetector or YOLOv5n"),
+    MASK: ("a mask", "segmentation", "UNet, or a network of logits [B, H, W, classes]"),
 }
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 _OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
@@ -86,7 +87,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "detection": _detection,
     "segmentation": segmentation,
 }
-_TASK_OF = {_CLASS: "classification", BOXES: "detection", MASK: "segmentation"}
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
@@ -169,7 +169,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         def validating(measure: Callable[..., Score]) -> Score:
             # Clients validate as they predict, by the statistics of the method, which is made
             # below, before a round is traced.
-            return lambda *state: measure(model, prepare, task, federated_method.statistics)(*state)
+            return lambda *state: measure(model, prepare, task, built.statistics)(*state)
 
         if config.local_selection:
             score = validating(validation_score)
@@ -179,11 +179,10 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             by_accuracy = of_rule.get("metric") == "accuracy"
             measure = validating(validation_score if by_accuracy else validation_loss)
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
-        federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
-        if not isinstance(federated_method, FederatedMethod):
-            kind = type(federated_method).__name__
-            raise ConfigError(f"{culprit} gives {kind}, not a FederatedMethod")
-        return federated_method
+        built = call_chosen(culprit, method, model, optimizer, **arguments)
+        if not isinstance(built, FederatedMethod):
+            raise ConfigError(f"{culprit} gives {type(built).__name__}, not a FederatedMethod")
+        return built
 
     return make
 
@@ -198,7 +197,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     """Returns the method that a text such as `fedprox:mu=0.1` names, and its options."""
     name = name_of(text)
     options = method_options(name) if name in METHODS else {}
-    return choice_of(key, text, METHODS, _ELSEWHERE, options)
+    return choice_of(key, text, METHODS, *_ELSEWHERE, **options)
 
 
 def option_values(method: str) -> dict[str, Any]:
@@ -361,7 +360,7 @@ def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
     nnx module that takes `num_classes` and `rngs`, which come from the seed.
     """
-    make, fields = choice_of("model", text, MODELS, OF_CALLER)
+    make, fields = choice_of("model", text, MODELS, *OF_CALLER)
     culprit = f"config.model={brief(text)}"
     arguments = fields | {"num_classes": num_classes}
     if isinstance(make, type) and _is_nnx(make):
@@ -390,25 +389,22 @@ def choose_task(config: ConfigDict, model: Any, internal: Dataset, images: jax.A
     `images` f[B, ...] are such as the model reads.
     """
     kind = _kind_of(internal)
+    _, task, models_for_it = _KINDS[kind]
     if kind != _made_for(config.model, model, images, internal.num_classes):
-        raise _unsuited(f"config.model={brief(config.model)}", internal, _SUITABLE[kind])
-    name, options = task_options(config) or (_TASK_OF[kind], {})
-    if name != _TASK_OF[kind]:
-        raise _unsuited(f"config.task={name}", internal, _TASK_OF[kind])
+        raise _unsuited(f"config.model={brief(config.model)}", internal, models_for_it)
+    name, options = closed_choice("task", config.task or task, TASKS, "classes")
+    if name != task:
+        raise _unsuited(f"config.task={name}", internal, task)
     if kind == BOXES:
         return _detection(model.anchors, **options)
     return segmentation(internal.num_classes, **options) if kind == MASK else classification()
 
 
-def task_options(config: ConfigDict) -> tuple[str, dict[str, Any]] | None:
-    """Returns the name and the options of `config.task`; None if it is empty."""
-    return closed_choice("task", config.task, TASKS, ("classes",)) if config.task else None
-
-
 def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:
-    labels = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}[_kind_of(data)]
-    images = f"{data.name}, whose images have {labels} each"
-    return ConfigError(f"{choice} does not suit {images}: choose {remedy}")
+    labels = _KINDS[_kind_of(data)][0]
+    return ConfigError(
+        f"{choice} does not suit {data.name}, whose images have {labels} each: choose {remedy}"
+    )
 
 
 def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
@@ -422,10 +418,8 @@ def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | N
     variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
     if len(shape) == 2 and shape[1] < classes:
-        raise ConfigError(
-            f"config.model={brief(text)} has {shape[1]} outputs for the {classes} classes of the "
-            "data: make as many as its field num_classes says"
-        )
+        outputs = f"{shape[1]} outputs for the {classes} classes"
+        raise ConfigError(f"config.model={brief(text)} has {outputs}: make num_classes of them")
     return _CLASS if len(shape) == 2 else MASK if shape[:-1] == images.shape[:3] else None
 
 
@@ -447,7 +441,7 @@ AUGMENTATIONS: dict[str, Callable[..., Any]] = {
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
-    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, "size")
     if "size" in inspect.signature(make).parameters:
         options["size"] = size
     return call_chosen(f"config.data.augment={brief(text)}", make, **options)
