@@ -113,7 +113,7 @@ def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_ar
     [
         ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
         ("config.rounds = 0.5", "mine.py fails (TypeError: Could not override field 'rounds'"),
-        ("x = (", "mine.py, line 6 fails"),
+        ("x = (", "mine.py, line 6"),
         ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
         ("return 3", "that returns a ConfigDict"),
         ("del config['rounds']", "lacks rounds"),

@@ -43,9 +43,8 @@ def check(config: ConfigDict) -> None:
     values = dict(flatten(config))
     for name, value in values.items():
         _check_value(name, value)
-    if missing := KEYS.keys() - values.keys():
-        names = ", ".join(sorted(missing))
-        raise ConfigError(f"get_config must start from run.config.base(): it lacks {names}")
+    if missing := ", ".join(sorted(KEYS.keys() - values.keys())):
+        raise ConfigError(f"get_config must start from run.config.base(): it lacks {missing}")
     privacy_of(config)
     participation_of(config)
 

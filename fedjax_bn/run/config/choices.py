@@ -11,7 +11,7 @@ from fedjax_bn.arguments.ranges import Above0, AtLeast0, Inside, Seed, Share
 from fedjax_bn.arguments.text import brief, nearest
 
 
-class PrivacyChoice(NamedTuple):
+class _Privacy(NamedTuple):
     """Updates are clipped, and the server adds noise to their sum, or each client to its own.
 
     Attributes:
@@ -29,7 +29,7 @@ class PrivacyChoice(NamedTuple):
     seed: Seed | None = None
 
 
-class ParticipationChoice(NamedTuple):
+class _Participation(NamedTuple):
     """Chances to be drawn are equal (uniform), or by the clients' samples (by_size).
 
     Attributes:
@@ -42,22 +42,22 @@ class ParticipationChoice(NamedTuple):
     trace: str = ""
 
 
-PRIVACY = dict.fromkeys(("server", "client"), PrivacyChoice)
-PARTICIPATION = dict.fromkeys(("uniform", "by_size"), ParticipationChoice)
+PRIVACY = dict.fromkeys(("server", "client"), _Privacy)
+PARTICIPATION = dict.fromkeys(("uniform", "by_size"), _Participation)
 
 
-def privacy_of(config: ConfigDict) -> PrivacyChoice | None:
+def privacy_of(config: ConfigDict) -> _Privacy | None:
     """Returns what the key `privacy`, such as `server:clip=1:noise=1`, says; None if empty."""
     if not config.privacy:
         return None
     at, options = closed_choice("privacy", config.privacy, PRIVACY, "at")
-    return PrivacyChoice(at, **options)
+    return _Privacy(at, **options)
 
 
-def participation_of(config: ConfigDict) -> ParticipationChoice:
+def participation_of(config: ConfigDict) -> _Participation:
     """Returns what the key `participation`, such as `uniform:dropout=0.1`, says."""
     draw, options = closed_choice("participation", config.participation, PARTICIPATION, "draw")
-    return ParticipationChoice(draw, **options)
+    return _Participation(draw, **options)
 
 
 def closed_choice(key: str, text: str, table: Table, *given: str) -> tuple[str, dict[str, Any]]:

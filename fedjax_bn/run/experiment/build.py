@@ -31,13 +31,7 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.normalization.calls import init_variables, normalize_with, shapes_of
 from fedjax_bn.run.config import check, flatten
-from fedjax_bn.run.config.choices import (
-    ParticipationChoice,
-    choice_of,
-    closed_choice,
-    participation_of,
-    privacy_of,
-)
+from fedjax_bn.run.config.choices import choice_of, closed_choice, participation_of, privacy_of
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
     TASKS,
@@ -207,7 +201,8 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     if not choice:
         return {}
     # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
-    random = participation_of(config) == ParticipationChoice("uniform")
+    draw, dropout, trace = participation_of(config)
+    random = draw == "uniform" and not dropout and not trace
     hides = random and choice.at == "server" and 0 < drawn < clients
     cohort = (drawn, clients) if hides else ()
     with as_config_errors():
@@ -244,28 +239,34 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 
 def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
-    (batch_size, steps, _), domains = experiment.work, experiment.internal.domains
+    batch_size, steps, _ = experiment.work
     # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
     alone = [
         domain.name
-        for domain, size in zip(domains, experiment.train_sizes(), strict=True)
-        if (batch_size if steps else (size % batch_size or batch_size)) == 1
+        for domain in experiment.internal.domains
+        if ((not steps and len(domain.train.images) % batch_size) or batch_size) == 1
     ]
+    if alone and (layer := _layer_of_one_value(experiment)):
+        raise ConfigError(
+            f"config.batch_size={batch_size} leaves client {alone[0]!r} a batch of one sample, "
+            f"which the batch norm {layer!r} cannot normalize: choose another"
+        )
+
+
+def _layer_of_one_value(experiment: Experiment) -> str:
+    """Returns a batch norm that has one value per channel of one sample; "" for none."""
+    model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
+    variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
+    names = []
 
     # A statistics rule sees the input of every batch norm while the model is traced.
-    def refuse_one(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        if x.size == x.shape[-1]:
-            raise ConfigError(
-                f"config.batch_size={batch_size} leaves client {alone[0]!r} a batch of one sample, "
-                f"which the batch norm {layer.name!r} cannot normalize: choose another"
-            )
+    def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        names.extend([layer.name] * (x.size == x.shape[-1]))
         return Statistics(layer.mean, layer.var)
 
-    if alone:
-        model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
-        variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
-        with normalize_with(refuse_one):
-            shapes_of(model, variables, images)
+    with normalize_with(note):
+        shapes_of(model, variables, images)
+    return next(iter(names), "")
 
 
 def prepare(
@@ -299,10 +300,7 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
     start = make_start(experiment, keys, rows=len(experiment.internal.domains))
     for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
         if (leaf != leaf[:1]).any():
-            raise ConfigError(
-                "config.weigh begins with other memory for some clients, which needs "
-                "population=device"
-            )
+            raise ConfigError("config.weigh has a memory by client: set population=device")
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
@@ -326,7 +324,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     # They are what an unseen client would receive: the shared leaves, and the mean of the personal
     # leaves with the last round's weights. The clients' memory, and what the other method trained
     # in addition to the model, are left out.
-    tree = checkpoint.all_arrays(_checkpoint_of(start_from))
+    tree = checkpoint.all_arrays(_selected_checkpoint(start_from))
     tree = tree.get("state", tree)  # a population has its rows in other files
     count = len(tree["weights"])
     personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
@@ -351,12 +349,12 @@ def starting_record(start_from: str) -> Record:
     """Returns {"start_from": {"round", "sha256"}} for config.json, or {} without a start."""
     if not start_from:
         return {}
-    folder = _checkpoint_of(start_from)
+    folder = _selected_checkpoint(start_from)
     digest = hashlib.sha256((folder / checkpoint.CHECKSUMS).read_bytes()).hexdigest()
     return {"start_from": {"round": int(folder.name), "sha256": digest}}
 
 
-def _checkpoint_of(start_from: str) -> Path:
+def _selected_checkpoint(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
     workdir = Path(os.path.expanduser(start_from))
     if (workdir / "summary.json").exists():
