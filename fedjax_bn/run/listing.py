@@ -10,13 +10,13 @@ from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import BY_KIND
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.run.config.choices import PARTICIPATION, PRIVACY
+from fedjax_bn.run.config.choices import CLOSED
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.file import packaged_configs
 
 _CHOICES = (
-    *("methods", "models", "datasets", "adaptations", "weights", "augmentations"),
-    *("participation", "privacy", "tasks"),
+    *("methods", "models", "datasets", "adaptations", "weights", "augmentations", "tasks"),
+    *CLOSED,
 )
 _OF_CALLER = ("config", "size", "draw", "at", "classes")  # arguments that no option sets
 LISTS = (*_CHOICES, "configs", "keys")
@@ -50,9 +50,8 @@ def _table(kind: str) -> Mapping[str, Any]:
         "adaptations": ADAPTATIONS,
         "weights": method.WEIGHING,
         "augmentations": method.AUGMENTATIONS,
-        "participation": PARTICIPATION,
-        "privacy": PRIVACY,
         "tasks": method.TASKS,
+        **CLOSED,
     }[kind]
 
 

@@ -36,13 +36,10 @@ WRONG = [
     ("data.cache=None", "a folder that begins"),
     ("data.partition=drawn:9", "dirichlet:alpha=A:smallest=N, drawn"),
     ("batch_size=1" + "0" * 30, " must be "),
-    ("rounds=2147483648", " must be "),
-    ("local_epochs=10000000", " must be "),
     ("client_epochs=1000000,1,1", " must be "),
     ("optimizer.momentum=1", " must be "),
     ("seed=4294967296", " must be "),
     ("data.partition=dirichlet:smallest=0", " must be "),
-    ("data.partition=nonsense", " must be "),
     ("optimizer.learning_rate=1e-50", " must be "),
 ]
 

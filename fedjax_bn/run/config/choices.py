@@ -42,21 +42,25 @@ class _Participation(NamedTuple):
     trace: str = ""
 
 
-PRIVACY = dict.fromkeys(("server", "client"), _Privacy)
-PARTICIPATION = dict.fromkeys(("uniform", "by_size"), _Participation)
+# Key -> name -> the type of its options.
+CLOSED: dict[str, Table] = {
+    "participation": dict.fromkeys(("uniform", "by_size"), _Participation),
+    "privacy": dict.fromkeys(("server", "client"), _Privacy),
+}
 
 
 def privacy_of(config: ConfigDict) -> _Privacy | None:
     """Returns what the key `privacy`, such as `server:clip=1:noise=1`, says; None if empty."""
     if not config.privacy:
         return None
-    at, options = closed_choice("privacy", config.privacy, PRIVACY, "at")
+    at, options = closed_choice("privacy", config.privacy, CLOSED["privacy"], "at")
     return _Privacy(at, **options)
 
 
 def participation_of(config: ConfigDict) -> _Participation:
     """Returns what the key `participation`, such as `uniform:dropout=0.1`, says."""
-    draw, options = closed_choice("participation", config.participation, PARTICIPATION, "draw")
+    table = CLOSED["participation"]
+    draw, options = closed_choice("participation", config.participation, table, "draw")
     return _Participation(draw, **options)
 
 

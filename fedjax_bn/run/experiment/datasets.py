@@ -85,14 +85,6 @@ def _read_npz(config: ConfigDict) -> Source:
     return npz.load_npz(_path(config), domains=config.data.domains)
 
 
-_read_class_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
-
-
-def _read_folders(config: ConfigDict) -> Source | Dataset:
-    """Images in folders, DOMAIN/CLASS/*.jpg, of one's own; or arrays, if the path is a `.npz`."""
-    return (_read_npz if _path(config).endswith(".npz") else _read_class_folders)(config)
-
-
 def _load_cifar10_c(path: str, *, domains: Sequence[str] = (), **options: Any) -> Source:
     corruptions = domains or cifar10_c.CORRUPTIONS
     return cifar10_c.load_cifar10_c(path, corruptions=corruptions, **options)
@@ -163,7 +155,7 @@ DATASETS: dict[str, _Read] = {
         digits.load_digits,
         "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)",
     ),
-    "folders": _read_folders,
+    "folders": _read_files(folders.load_folders, "domains", "classes", "groups"),
     "masks": _read_files(
         mask_folders.load_mask_folders,
         *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
