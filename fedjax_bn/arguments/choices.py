@@ -35,12 +35,6 @@ class Argument(NamedTuple):
     meaning: str = ""  # what it is for, of keys of the configuration
     is_choice: bool = False  # whether its value may be a choice with arguments of its own
 
-    def takes(self, change: str) -> bool:
-        """Returns whether what follows a colon may still belong to the value before it."""
-        # It is a choice with arguments, `mixing=uniform:low=0`, or a path such as `trace=C:/file`.
-        is_text = self.kind is str and not self.range.names
-        return self.is_choice or (is_text and "=" not in change)
-
     def refusal(self, value: Any) -> str:
         """Returns why a value is not allowed, such as "must be ..."; "" if it is."""
         if value is None and self.default is None:
@@ -72,7 +66,9 @@ def read_choice(
     for change in changes:
         key, equals, value = change.partition("=")
         before = next(reversed(chosen), "")
-        if key not in settable and before and settable[before].takes(change):
+        is_text = bool(before) and settable[before].range is BY_KIND[str]
+        if key not in settable and is_text and (settable[before].is_choice or not equals):
+            # A choice with arguments, `mixing=uniform:low=0`, or a path such as `trace=C:/file`.
             chosen[before] += f":{change}"
             continue
         if key not in settable or not equals:

@@ -70,17 +70,15 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
-    def task(model, network, data, **changes):
-        config = runs.config(model=model, **changes)
+    def task(model, data, **changes):
+        config, network = runs.config(model=model, **changes), MODELS[model](num_classes=3)
         return choose_task(config, network, data, jnp.zeros((1, 28, 28, 3)))
 
-    detector = MODELS["TinyDetector"](num_classes=3)
-    classifier = MODELS["DigitCNN"](num_classes=3)
     with pytest.raises(ConfigError, match="TinyDetector"):
-        task("DigitCNN", classifier, dataset())
+        task("DigitCNN", dataset())
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
-        task("TinyDetector", detector, runs.DATA)
+        task("TinyDetector", runs.DATA)
     with pytest.raises(ConfigError, match=r"config\.task=segmentation .* choose detection"):
-        task("TinyDetector", detector, dataset(), task="segmentation")
-    assert task("DigitCNN", classifier, runs.DATA).classifies
-    assert task("TinyDetector", detector, dataset()).score.name == "mAP50"
+        task("TinyDetector", dataset(), task="segmentation")
+    assert task("DigitCNN", runs.DATA).classifies
+    assert task("TinyDetector", dataset()).score.name == "mAP50"
