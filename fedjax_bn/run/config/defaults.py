@@ -81,9 +81,8 @@ KEYS = {
     ),
     "task": _key(
         "",
-        "What the model learns, as the labels say: classification; detection:class_gain=0.5; or "
-        "segmentation:nested=True, where each class is inside the one before. Empty: the task of "
-        "the labels with its defaults.",
+        "What is learned: classification, detection:class_gain=2 or segmentation:nested=True, see "
+        "`list tasks`. Empty: what the labels say.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
     "compute_dtype": _name("Type of computations; variables are float32.", "float32", "bfloat16"),
@@ -114,8 +113,7 @@ KEYS = {
     "optimizer.weight_decay": _key(0.0, "Share of weights added to the gradient.", AtLeast0),
     "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
     "start_from": _key(
-        "",
-        "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
+        "", "Workdir of a finished run: clients start from its model for unseen clients."
     ),
     "share": _key(
         "",
@@ -157,9 +155,7 @@ KEYS = {
         "Differential privacy of clients: server:clip=1:noise=1 adds noise to the sum of clipped "
         "updates, client:clip=1:noise=1 to each; see `list privacy`. Empty: none.",
     ),
-    "on_nonfinite": _name(
-        "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
-    ),
+    "on_nonfinite": _name("A non-finite update stops the run, or is dropped.", "stop", "drop"),
     "target": _key(
         "", "The unseen domain, several (a,b), a group, or `each` in turn. Empty: all train."
     ),
@@ -180,9 +176,7 @@ KEYS = {
     "personalize_samples": _key(
         None, "Labelled samples to which tested clients adapt. Empty: the method's own.", SamplesOr0
     ),
-    "compilation_cache": _key(
-        "~/.cache/fedjax_bn/compiled", "Folder of compiled programs.", _FOLDER
-    ),
+    "compilation_cache": _key("~/.cache/fedjax_bn/compiled", "Folder of compiled code.", _FOLDER),
     "profile": _key(0, "Round, from 1, traced into WORKDIR/profile. 0: none.", RoundsOr0),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import aggregation, contrib, methods, models, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import (
+    REQUIRED,
     Argument,
     Table,
     call_chosen,
@@ -23,7 +24,7 @@ from fedjax_bn.arguments.choices import (
     split_choice,
 )
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Rounds, RoundsOr0, Share
+from fedjax_bn.arguments.ranges import BY_KIND, AtLeast0, Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
@@ -62,6 +63,8 @@ _SHARING: dict[str, Callable[..., Any]] = {
         *(sharing.all_but_statistics, sharing.all_but_norms, *_OF_THE_MODEL),
     )
 }
+_FROZEN = {"at": sharing.at, "all_but": sharing.all_but}
+_PATHS = Argument(str, REQUIRED, BY_KIND[str])
 WEIGHING = {
     rule.__name__: rule
     for rule in (
@@ -217,17 +220,12 @@ def name_of(method: str) -> str:
 
 def _choose_frozen(text: str) -> SharingRule:
     """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
-    if text.partition(":")[0] in ("at", "all_but"):
-        return _made("frozen", text, {"at": _at, "all_but": _all_but})
-    return _choose_sharing("frozen", text) if ":" in text or text in _SHARING else _at(text)
-
-
-def _at(paths: str, statistics: bool = True) -> SharingRule:
-    return sharing.at(*names_in(paths), statistics=statistics)
-
-
-def _all_but(paths: str, statistics: bool = True) -> SharingRule:
-    return sharing.all_but(*names_in(paths), statistics=statistics)
+    if text.partition(":")[0] in _FROZEN:
+        rule, options = choice_of("frozen", text, _FROZEN, paths=_PATHS)
+        return rule(*names_in(options.pop("paths")), **options)
+    if ":" in text or text in _SHARING:
+        return _choose_sharing("frozen", text)
+    return sharing.at(*names_in(text))
 
 
 def _choose_sharing(key: str, text: str) -> SharingRule:
