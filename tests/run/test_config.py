@@ -37,9 +37,6 @@ WRONG = [
     ("data.partition=drawn:9", "dirichlet:alpha=A:smallest=N, drawn"),
     ("batch_size=1" + "0" * 30, " must be "),
     ("client_epochs=1000000,1,1", " must be "),
-    ("optimizer.momentum=1", " must be "),
-    ("seed=4294967296", " must be "),
-    ("data.partition=dirichlet:smallest=0", " must be "),
     ("optimizer.learning_rate=1e-50", " must be "),
 ]
 
@@ -94,7 +91,6 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
         ("privacy=client:clip=0", ["clip=0.0 must be above 0"]),
         ("privacy=sever:clip=1", ["did you mean 'server'?"]),
         ("participation=os:getcwd", ["valid are by_size, uniform"]),
-        ("participation=by_size:dropout=1", ["dropout=1.0 must be"]),
     ],
 )
 def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_are_refused(
