@@ -46,7 +46,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.keep = True
-    config.segmentation.nested = True
+    config.task = "segmentation:nested=True"
     config.eval_every = 5
     config.eval_batch_size = 16
     config.adapt_batch_size = 16

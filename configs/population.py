@@ -11,8 +11,8 @@ The clients' own parts (batch norm with FedBN) are kept in the host's memory and
 100 of all clients are evaluated, always the same ones; metrics, tables and plots show quantiles and
 means by scanner.
 
-    who is available when, from a file   --config.participation.trace=FILE
-    chances by the clients' samples      --config.participation.draw=by_size
+    who is available when, from a file   --config.participation=uniform:trace=FILE
+    chances by the clients' samples      --config.participation=by_size
     all clients evaluated, in blocks     --config.eval_clients=0
     rows on the device, as of few        --config.population=device
 
@@ -34,7 +34,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.rounds = 50
     config.clients_per_round = 64
     config.population = "auto"
-    config.participation.dropout = 0.1
+    config.participation = "uniform:dropout=0.1"
     config.eval_clients = 100
     config.clients_named = 50
     config.eval_every = 10

@@ -35,7 +35,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.eval_batch_size = 50
     config.target = "dusk"
     config.adaptations = ("running", "tsmobn")
-    config.detection.classes = 2.0  # digits are harder to read than signs to find
+    config.task = "detection:class_gain=2.0"  # digits are harder to read than signs to find
     config.data.name = "signs"
     config.data.image_size = 96
     config.data.augment = "boxes:flip=0.0:scale=0.25:shift=0.1:hue=0.015:saturation=0.3:value=0.3"

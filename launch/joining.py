@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         alone.update(rounds=options.epochs, local_epochs=1, local_steps=0, clients_per_round=0)
         # What else of the run concerns several clients, or steps that this client does not make.
         alone.update(client_epochs=(), local_selection=0, weigh="")
-        alone.participation.dropout = 0.0
+        alone.participation = "uniform"
         _, accuracy = join(alone, experiment, global_variables(state), client)
     except (UserError, ValueError, OSError) as error:
         print(f"joining: {error}", file=sys.stderr)

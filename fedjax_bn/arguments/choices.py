@@ -66,12 +66,14 @@ def read_choice(
     for change in changes:
         key, equals, value = change.partition("=")
         before = next(reversed(chosen), "")
-        if key not in settable and before and settable[before].is_choice:
-            chosen[before] += f":{change}"  # a choice with arguments: `mixing=uniform:low=0`
+        is_text = bool(before) and settable[before].range is BY_KIND[str]
+        if key not in settable and is_text and (settable[before].is_choice or not equals):
+            # A choice with arguments, `mixing=uniform:low=0`, or a path such as `trace=C:/file`.
+            chosen[before] += f":{change}"
             continue
         if key not in settable or not equals:
-            keys = ", ".join(sorted(settable)) or "none"
-            raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
+            keys = nearest(key, settable) if settable else "; it has none"
+            raise ValueError(f"{what}: {brief(change)} must be key=value of an option{keys}")
         chosen[key] = parsed(value, settable[key].kind)
         if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")

@@ -18,6 +18,7 @@ from fedjax_bn.flower.members import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.incremental_aggregation import Adding
+from fedjax_bn.run.config.choices import participation_of
 from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation, prepare
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.files.finished_run import dataset_of
@@ -77,7 +78,7 @@ class Host:
                 "for each client, and at most as many clients a round"
             )
         participation = choose_participation(config, count)
-        trace = read_trace(config.participation.trace, count)
+        trace = read_trace(participation_of(config).trace, count)
         self.participation = participation._replace(trace=trace)
         form_of_one = json.loads(form) | {"dataset": "federation", "clients": ["federation"]}
         internal = dataset_of(form_of_one)

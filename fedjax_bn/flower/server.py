@@ -40,6 +40,7 @@ from fedjax_bn.flower.messages import MisfitError, Order, Reply, content_of, dig
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config import check, flatten
+from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import describe_privacy
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.files.ownership import claim, owned
@@ -112,7 +113,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
             form = _form_of_most(members)
         with_noise = config.copy_and_resolve_references()
         if adds_noise(config, "server"):
-            with_noise.privacy.seed = secrets.randbits(32)
+            with_noise.privacy += f":seed={secrets.randbits(32)}"
         host = Host(with_noise, order, form)
         # It is written and sent, and the seed of the server's noise must not be.
         host.config = config
@@ -190,11 +191,11 @@ def _log_start(host: Host, records: list[Record], promised: Record) -> None:
     """Logs what privacy promises, what travels, what stays, and the round to continue from."""
     for note in (*privacy_notes(promised), *host.notes):
         log(INFO, note)
-    privacy = host.config.privacy
-    if privacy.clip and privacy.noise and privacy.seed is not None:
+    privacy = privacy_of(host.config)
+    if privacy and privacy.noise and privacy.seed is not None:
         said = (
-            "anybody who has the run config can repeat the noise of privacy.seed=%s and remove it: "
-            "leave privacy.seed empty where the noise is to protect clients"
+            "anybody who has the run config can repeat the noise of seed=%s and remove it: leave "
+            "that option out where the noise is to protect clients"
         )
         log(WARNING, said, privacy.seed)
     if host.order.serve_unseen:
@@ -414,8 +415,8 @@ def _drawn(host: Host, members: Members, number: int) -> tuple[np.ndarray, list[
     hidden = [members.name(k) for k, size in members.sizes.items() if not size]
     if hidden and participation.drawn and participation.draw == "by_size":
         said = (
-            "config.participation.draw='by_size' draws %s last, because no size is reported: let "
-            "it report sizes, or set participation.draw=uniform"
+            "config.participation=by_size draws %s last, because no size is reported: let "
+            "it report sizes, or set participation=uniform"
         )
         log(WARNING, said, ", ".join(hidden))
     client, stays = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))

@@ -40,6 +40,7 @@ from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, config_of, node_of
+from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, prepare
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.files.ownership import owned
@@ -77,19 +78,19 @@ def deployed(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     config.mesh.clients, config.population, config.baselines = 1, "device", ()
     config.clients_per_round = config.eval_clients = 0
-    config.participation.trace = ""
+    config.participation = "uniform"
     return config
 
 
 def adds_noise(config: ConfigDict, side: str) -> bool:
     """Returns whether a side, "client" or "server", adds noise that no one can repeat.
 
-    The server and all clients know `config.seed`. So the side that `config.privacy.at` names seeds
+    The server and all clients know `config.seed`. So the side that `config.privacy` names seeds
     its noise with random numbers of the operating system, which never leave it. If
-    `config.privacy.seed` is set, the noise equals the simulation's and protects no one.
+    its option `seed` is set, the noise equals the simulation's and protects no one.
     """
-    keys = config.privacy
-    return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
+    choice = privacy_of(config)
+    return bool(choice and choice.noise and choice.at == side and choice.seed is None)
 
 
 def sent_personal(personal: Variables) -> Variables:

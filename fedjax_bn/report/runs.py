@@ -203,7 +203,7 @@ def relevant(run: Run) -> Record:
     replaced with the name of the method's own rule.
     """
     config, options = run.config, option_values(run.config["method"])
-    rules = own_rules(config["method"], private=config["privacy.clip"] > 0)
+    rules = own_rules(config["method"], private=bool(config["privacy"]))
     values = config | {f"{run.method}:{key}": value for key, value in options.items()}
     values |= {key: rule for key, rule in rules.items() if not config[key]}
     return {key: value for key, value in values.items() if key not in APART}

@@ -296,6 +296,7 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
 def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
     """Returns the run's own experiment; its data may have moved to the path that the test names."""
     moved = trained.copy_and_resolve_references()
+    moved.participation = "uniform"  # nobody trains, and a file of `trace` may be gone
     if config.data.name == trained.data.name:
         moved.data.path, moved.data.cache = config.data.path, config.data.cache
     built = build(moved)

@@ -10,10 +10,15 @@ from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import BY_KIND
 from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.run.config.choices import CLOSED
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.file import packaged_configs
 
-_CHOICES = ("methods", "models", "datasets", "adaptations", "weights", "augmentations")
+_CHOICES = (
+    *("methods", "models", "datasets", "adaptations", "weights", "augmentations", "tasks"),
+    *CLOSED,
+)
+_OF_CALLER = ("config", "size", "draw", "at", "classes")  # arguments that no option sets
 LISTS = (*_CHOICES, "configs", "keys")
 
 
@@ -45,6 +50,8 @@ def _table(kind: str) -> Mapping[str, Any]:
         "adaptations": ADAPTATIONS,
         "weights": method.WEIGHING,
         "augmentations": method.AUGMENTATIONS,
+        "tasks": method.TASKS,
+        **CLOSED,
     }[kind]
 
 
@@ -78,8 +85,7 @@ def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[st
 
     if kind == "methods":
         return method.method_options(name)
-    of_caller = {"models": method.OF_CALLER, "datasets": ("config",), "augmentations": ("size",)}
-    options = plain_arguments(function, of_caller.get(kind, ()))
+    options = plain_arguments(function, {"models": method.OF_CALLER}.get(kind, _OF_CALLER))
     return options | (STREAM if kind == "adaptations" else {})
 
 

@@ -57,7 +57,7 @@ def run(
         as_config_errors(),
     ):
         experiment, state, number = finished_run.restore(folder, trained, about["form"])
-        for note in _notes(experiment, state, config.privacy.clip > 0, client):
+        for note in _notes(experiment, state, bool(config.privacy), client):
             say(note)
         if client and not changes:  # it predicts as it does in `evaluate --internal`
             statistics = experiment.method.statistics

@@ -18,14 +18,6 @@ from fedjax_bn.arguments.text import brief
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.training.experiment import Participation
 
-_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
-
-
-def kept_on_host(population: str, drawn: int, clients: int) -> bool:
-    """Returns whether the clients' own parts are on the host: auto if many, and some sit out."""
-    large = clients > _MOST_ON_DEVICE and 0 < drawn < clients
-    return population == "host" or (population == "auto" and large)
-
 
 def draw_cohort(
     participation: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array
@@ -73,7 +65,7 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     try:
         rows = _rows_of(Path(os.path.expanduser(file)).read_text("utf-8-sig"), num_clients)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config.participation.trace={brief(file)}: {error}") from error
+        raise ConfigError(f"config.participation: trace={brief(file)}: {error}") from error
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 

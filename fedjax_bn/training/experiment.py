@@ -126,7 +126,7 @@ def privacy_notes(about: Record) -> tuple[str, ...]:
     keys = about["privacy"]
     note = f"privacy: updates of clients are clipped to norm {keys['clip']:g}"
     if keys["epsilon"] is None:
-        return (f"{note}; without privacy.noise no epsilon follows from that",)
+        return (f"{note}; without noise no epsilon follows from that",)
     return (
         f"{note}, noise of {keys['noise']:g} times that is added by the {keys['at']}: each client "
         f"has (epsilon, delta) = ({keys['epsilon']:.3g}, {keys['delta']:g}) after {keys['rounds']} "

@@ -220,7 +220,7 @@ def test_epsilon_of_a_cohort_is_the_accountants_and_less_for_fewer_of_more():
     assert epsilon(0.0, 0, 1e-5) == epsilon(2.0, 0, 1e-5) == 0
 
 
-KEYS = {"method": "fedbn", "privacy__clip": 0.5, "privacy__noise": 2.0}
+KEYS = {"method": "fedbn", "privacy": "server:clip=0.5:noise=2.0"}
 KEYS |= {"rounds": 4, "eval_every": 4, "checkpoint_every": 1, "target": ""}
 
 

@@ -183,7 +183,9 @@ def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
     with caplog.at_level(logging.WARNING, "flwr"):
         kept, records = serve(grid, run, folder)
     (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
-    state, sent = simulated(folder, f"{SCAFFOLD},participation.trace={tmp_path / 'trace.txt'}")
+    state, sent = simulated(
+        folder, f"{SCAFFOLD},participation=uniform:trace={tmp_path / 'trace.txt'}"
+    )
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     assert check_what_travels(grid, state, sent) == 2 + 2 + 2 + 1 + 2
     assert [record["round"] for record in records] == [1, 2, 3, 4]
@@ -195,9 +197,7 @@ def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
     assert again == records  # no client is needed where nothing is left to do
 
 
-NOISY = (
-    "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.at=client,clients_per_round=1"
-)
+NOISY = "method=fedbn,rounds=1,privacy=client:clip=0.1:noise=2,clients_per_round=1"
 
 
 @pytest.fixture
@@ -235,12 +235,12 @@ def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
 def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
     folder, asked, tmp_path, caplog, side
 ):
-    changes = f"method=fedbn,privacy.clip=0.1,privacy.noise=2,privacy.seed=3,privacy.at={side}"
+    changes = f"method=fedbn,privacy={side}:clip=0.1:noise=2:seed=3"
     config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config))
     with caplog.at_level(logging.WARNING, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)
-    assert "repeat the noise of privacy.seed=3" in caplog.text
+    assert "seed=3" in caplog.text
     state, _ = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
 
@@ -249,12 +249,12 @@ def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
 def test_without_a_seed_two_servers_draw_different_noise_and_keep_its_seed_to_themselves(
     folder, asked, tmp_path
 ):
-    changes = "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.at=server"
+    changes = "method=fedbn,rounds=1,privacy=server:clip=0.1:noise=2"
     kernels = []
     for name in ("a", "b"):
         config = run_config(tmp_path / name, changes)
         kept, _ = serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
         kernels.append(kept.state.shared["params"]["out"]["kernel"])
         stored = json.loads((tmp_path / name / "config.json").read_text())["config"]
-        assert stored["privacy.seed"] is None
+        assert stored["privacy"] == "server:clip=0.1:noise=2"
     assert np.std(kernels[0] - kernels[1]) > 0.01

@@ -368,7 +368,9 @@ def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_sim
     names = ("client-0", "client-1")
     there = [[str(k) for k, name in enumerate(names) if name not in out] for out in left_out]
     (tmp_path / "trace.txt").write_text("".join(f"{','.join(row)}\n" for row in there))
-    assert_simulated(federation, workdir, changes, f",participation.trace={tmp_path / 'trace.txt'}")
+    assert_simulated(
+        federation, workdir, changes, f",participation=uniform:trace={tmp_path / 'trace.txt'}"
+    )
 
 
 @on_linux

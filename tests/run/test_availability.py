@@ -38,7 +38,7 @@ def chance_by_size(k: int) -> float:
     ("draw", "chances"), [("uniform", [1 / 3] * 6), ("by_size", [*map(chance_by_size, range(6))])]
 )
 def test_two_clients_are_drawn_by_their_chances_and_none_twice(draw, chances):
-    client, _ = cohorts(4000, clients_per_round=2, participation__draw=draw)
+    client, _ = cohorts(4000, clients_per_round=2, participation=draw)
     assert (client[:, 0] < client[:, 1]).all()
     share = np.bincount(client.ravel(), minlength=6) / 4000
     np.testing.assert_allclose(share, chances, atol=4 * 0.5 / np.sqrt(4000))
@@ -46,7 +46,7 @@ def test_two_clients_are_drawn_by_their_chances_and_none_twice(draw, chances):
 
 def test_dropouts_come_at_their_rate_and_independently_of_the_draw():
     plain, _ = cohorts(2000, clients_per_round=3)
-    client, present = cohorts(2000, clients_per_round=3, participation__dropout=0.3)
+    client, present = cohorts(2000, clients_per_round=3, participation="uniform:dropout=0.3")
     np.testing.assert_array_equal(plain, client)
     assert abs(present.mean() - 0.7) < 4 * np.sqrt(0.21 / 6000)
 
@@ -67,18 +67,20 @@ def test_a_trace_says_who_takes_part_and_begins_again(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fault"), [("0,1\n6\n", "line 2.*'6'"), ("4-2", "line 1.*'4-2'"), ("#", "a line")]
 )
-def test_a_wrong_trace_is_refused_naming_the_file_and_the_fault(tmp_path, content, fault):
-    path = tmp_path / "trace.txt"
+def test_a_wrong_trace_names_the_file_and_the_fault(tmp_path, monkeypatch, content, fault):
+    runs.install(monkeypatch)
+    path = tmp_path / "trace:1.txt"
     path.write_text(content)
     with pytest.raises(ConfigError, match=f"{path}.*{fault}"):
-        read_trace(str(path), 6)
+        build(runs.config(participation=f"by_size:trace={path}:dropout=0.1"))
 
 
 def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     (tmp_path / "trace").write_text("0,2\n1\n")
-    trace = {"participation__trace": str(tmp_path / "trace")}
-    experiment, keys, start = prepare(runs.config(target="", rounds=2, **trace), traced=False)
+    trace = f"uniform:trace={tmp_path / 'trace'}"
+    config = runs.config(target="", rounds=2, participation=trace)
+    experiment, keys, start = prepare(config, traced=False)
     state, records = start(), []
     round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=2, records=records)
@@ -86,7 +88,7 @@ def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     assert trained == [["ant", "cow"], ["bee"]]
     assert records[1]["weights"] == {"ant": 0.0, "bee": 1.0, "cow": 0.0, "dog": 0.0}
 
-    changes = {"clients_per_round": 1, "participation__dropout": 0.2}
-    for more, present in (({}, (2 + 1) / 2), (changes, 0.8)):
-        samples = samples_a_round(build(runs.config(**trace, **more)))
+    dropping = {"clients_per_round": 1, "participation": f"{trace}:dropout=0.2"}
+    for changes, present in (({"participation": trace}, (2 + 1) / 2), (dropping, 0.8)):
+        samples = samples_a_round(build(runs.config(**changes)))
         assert samples == pytest.approx(present * (22 + 18 + 11) / 3)

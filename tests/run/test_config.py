@@ -36,13 +36,7 @@ WRONG = [
     ("data.cache=None", "a folder that begins"),
     ("data.partition=drawn:9", "dirichlet:alpha=A:smallest=N, drawn"),
     ("batch_size=1" + "0" * 30, " must be "),
-    ("rounds=2147483648", " must be "),
-    ("local_epochs=10000000", " must be "),
     ("client_epochs=1000000,1,1", " must be "),
-    ("optimizer.momentum=1", " must be "),
-    ("seed=4294967296", " must be "),
-    ("data.partition=dirichlet:smallest=0", " must be "),
-    ("data.partition=nonsense", " must be "),
     ("optimizer.learning_rate=1e-50", " must be "),
 ]
 
@@ -92,7 +86,11 @@ def test_a_wrong_type_or_range_names_key_and_what_is_allowed(tmp_path, text, all
         ("xyzzy=1", ["'xyzzy'; `fedjax-bn list keys`"]),
         ("data=1", ["'data.clients_per_domain'"]),
         ("fast,rounds=3", ["'fast'"]),
-        ("privacy.noise=1", ["privacy.clip"]),
+        ("privacy=server:noise=1", ["needs clip"]),
+        ("privacy=server:clp=1", ["'clp=1'", "did you mean 'clip'?"]),
+        ("privacy=client:clip=0", ["clip=0.0 must be above 0"]),
+        ("privacy=sever:clip=1", ["did you mean 'server'?"]),
+        ("participation=os:getcwd", ["valid are by_size, uniform"]),
     ],
 )
 def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_are_refused(
@@ -108,7 +106,7 @@ def test_an_unknown_key_names_the_nearest_and_changes_that_do_not_go_together_ar
     [
         ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
         ("config.rounds = 0.5", "mine.py fails (TypeError: Could not override field 'rounds'"),
-        ("x = (", "mine.py, line 6 fails"),
+        ("x = (", "mine.py, line 6"),
         ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
         ("return 3", "that returns a ConfigDict"),
         ("del config['rounds']", "lacks rounds"),

@@ -19,6 +19,7 @@ from fedjax_bn.arguments.choices import REQUIRED, plain_arguments, read_choice
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
+from fedjax_bn.run.config.choices import CLOSED
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
@@ -138,6 +139,8 @@ TABLES = {
     "adaptations": ADAPTATIONS,
     "weights": configured_method.WEIGHING,
     "augmentations": AUGMENTATIONS,
+    **CLOSED,
+    "tasks": configured_method.TASKS,
     "configs": config_file.packaged_configs(),
     "keys": KEYS,
 }

@@ -69,7 +69,7 @@ TOLD = {"share": "all_but_batch_norm", "validate_with": "global", "eval_train_lo
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
+        {"method": "scaffold", "participation": "uniform:dropout=0.3", "eval_clients": 3},
         {"method": "scaffold"} | TOLD,
         {"method": "perfedavg", "personalize_samples": 3},
         {"local_selection": 2, "weigh": "uniform"},
@@ -87,15 +87,9 @@ def test_rows_on_the_host_have_the_numbers_of_the_device_or_of_two(tiny, tmp_pat
         assert_close(others, records[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target": ""}, "clients_per_round"),
-        ({"clients_per_round": 2, "adaptations": ("running", "ensemble")}, "'ensemble'"),
-    ],
-)
-def test_what_rows_on_the_host_do_not_allow_is_refused(tiny, tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_rows_on_the_host_allow_no_ensemble(tiny, tmp_path):
+    changes = {"clients_per_round": 2, "adaptations": ("running", "ensemble")}
+    with pytest.raises(ConfigError, match="'ensemble'"):
         runs.run(tmp_path / "run", population="host", **changes)
 
 

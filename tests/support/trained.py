@@ -32,7 +32,7 @@ WAYS = {
     "sampled": COHORT | {"eval_clients": 3},
     "host": HOST | {"method": "scaffold", "eval_clients": 3},
     "host, adapting": HOST | {"method": "perfedavg", "personalize_samples": 3},
-    "host, validating": HOST | {"local_selection": 2, "participation__dropout": 0.3},
+    "host, validating": HOST | {"local_selection": 2, "participation": "uniform:dropout=0.3"},
 }
 
 

@@ -2,14 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.choices import Argument, Table, parsed, read_choice
-from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.arguments.choices import Argument, parsed
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.text import brief
+from fedjax_bn.run.config.choices import choose, participation_of, privacy_of
 from fedjax_bn.run.config.defaults import KEYS, base
 
 __all__ = ["base", "check", "choose", "override"]  # what a config file needs
@@ -42,11 +43,10 @@ def check(config: ConfigDict) -> None:
     values = dict(flatten(config))
     for name, value in values.items():
         _check_value(name, value)
-    if missing := KEYS.keys() - values.keys():
-        names = ", ".join(sorted(missing))
-        raise ConfigError(f"get_config must start from run.config.base(): it lacks {names}")
-    if config.privacy.noise and not config.privacy.clip:
-        raise ConfigError("config.privacy.noise is in units of privacy.clip: set that above 0")
+    if missing := ", ".join(sorted(KEYS.keys() - values.keys())):
+        raise ConfigError(f"get_config must start from run.config.base(): it lacks {missing}")
+    privacy_of(config)
+    participation_of(config)
 
 
 def _argument(name: str) -> Argument:
@@ -74,22 +74,3 @@ def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
-    """Returns `table[name]`; a ConfigError with the nearest name if there is no such name."""
-    if name not in table:
-        raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")
-    return table[name]
-
-
-def choice_of(
-    key: str,
-    text: str,
-    table: Table,
-    given: Collection[str] = (),
-    extra: Mapping[str, Argument] | None = None,
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns `choices.read_choice` for the value of a key; its errors become ConfigErrors."""
-    with as_config_errors():
-        return read_choice(f"config.{key}={brief(text)}", text, table, given=given, extra=extra)

@@ -37,10 +37,9 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's own file may raise
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(
-            f"config file {path}{line} fails ({type(error).__name__}: {one_line(error)}): it must "
-            f"define get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
+            f"config file {path} fails ({type(error).__name__}: {one_line(error)}): it must define "
+            f"get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
         ) from error
     return config
 
@@ -51,10 +50,7 @@ def _find_config(name: str) -> Path:
     packaged = packaged_configs()
     stem = name.removeprefix("configs/").removesuffix(".py")
     if stem not in packaged:
-        raise ConfigError(
-            f"there is no config file {brief(name)}: give a file such as {_EXAMPLE}, or the name "
-            f"of a packaged one{nearest(Path(name).stem, packaged)}"
-        )
+        raise ConfigError(f"no config file {brief(name)}{nearest(Path(name).stem, packaged)}")
     return packaged[stem]
 
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
@@ -29,11 +28,13 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.models import pretrained
-from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config import check, choice_of, flatten
+from fedjax_bn.normalization import Layer, Statistics
+from fedjax_bn.normalization.calls import init_variables, normalize_with, shapes_of
+from fedjax_bn.run.config import check, flatten
+from fedjax_bn.run.config.choices import choice_of, closed_choice, participation_of, privacy_of
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
+    TASKS,
     check_adaptations,
     choose_augmentation,
     choose_loading,
@@ -47,9 +48,8 @@ from fedjax_bn.run.experiment.method import (
     what_validates,
 )
 from fedjax_bn.sharing import Variables, filled, join, path_names
-from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import checkpoint
-from fedjax_bn.training.availability import kept_on_host, read_trace
+from fedjax_bn.training.availability import read_trace
 from fedjax_bn.training.experiment import (
     Evaluation,
     Experiment,
@@ -72,6 +72,7 @@ from fedjax_bn.training.start import (
 )
 from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
+_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
@@ -89,12 +90,13 @@ def build(config: ConfigDict) -> Experiment:
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
-    choice_of("data.name", config.data.name, DATASETS, ("config",))
+    choice_of("data.name", config.data.name, DATASETS, "config")
     for name in config.baselines:
         choose_method("baselines", name)
     model = choose_model(config.model, config.compute_dtype, config.seed, num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
+    closed_choice("task", config.task or "classification", TASKS, "classes")
     choose_adaptations(config, model)
     check_adaptations(config, config.adaptations)
 
@@ -106,7 +108,9 @@ def build(config: ConfigDict) -> Experiment:
     _check_clients(internal, config)
     experiment = assemble(config, internal, unseen, notes + duplicate_notes(internal, unseen))
     check_labelled(experiment.evaluation.personalization, internal, unseen)
-    trace = read_trace(config.participation.trace, len(internal.domains))
+    if experiment.participation.on_host:
+        refuse_ensemble(config.adaptations)
+    trace = read_trace(participation_of(config).trace, len(internal.domains))
     # Not in `assemble`: a finished run is tested without its trace, which may be gone.
     experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
     with naming(f"config.model={brief(config.model)}"):
@@ -122,8 +126,7 @@ def assemble(
     to_inputs = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, to_inputs, 1)
-    recipe, nested = Recipe(classes=config.detection.classes), config.segmentation.nested
-    task = choose_task(config.model, model, internal, images, recipe, nested)
+    task = choose_task(config, model, internal, images)
     # The devices share out the clients of a round, not those that sit out.
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
@@ -153,17 +156,14 @@ def choose_adaptations(config: ConfigDict, model: Any) -> dict[str, Choice]:
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
     """Returns the fields of `Experiment` that come straight from the configuration, by name."""
     flat = dict(flatten(config))
-    plan = Plan(
-        **{name: flat[name] for name in Plan._fields if name in flat},
-        device_megabytes=config.data.device_megabytes,
-        keys=flat,
-        follows=follows_rounds(config),
-        privacy=partial(describe_privacy, config, num_clients),
-    )
+    values = {name: flat[name] for name in Plan._fields if name in flat}
+    values |= {"device_megabytes": config.data.device_megabytes, "keys": flat}
+    values |= {"follows": follows_rounds(config)}
+    values |= {"privacy": partial(describe_privacy, config, num_clients)}  # the key is a text
     return {
         "participation": choose_participation(config, num_clients),
         "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
-        "plan": plan,
+        "plan": Plan(**values),
         "evaluation": read_evaluation(config, method),
         "validates": what_validates(config),
     }
@@ -171,9 +171,11 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     """Returns who takes part by `clients_per_round`, `participation` and `population`; no trace."""
-    keys, drawn = config.participation, config.clients_per_round
-    host = kept_on_host(config.population, drawn, num_clients)
-    return Participation(drawn, keys.draw, keys.dropout, None, host)
+    choice, drawn = participation_of(config), config.clients_per_round
+    many = config.population == "auto" and num_clients > _MOST_ON_DEVICE
+    # Without clients that sit out there are no rows to keep off the device.
+    on_host = 0 < drawn < num_clients and (many or config.population == "host")
+    return Participation(drawn, choice.draw, choice.dropout, None, on_host)
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
@@ -194,46 +196,40 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 
     Without noise epsilon is unbounded, and its entry is null. Noise needs dp-accounting.
     """
-    keys, who, drawn = config.privacy, config.participation, config.clients_per_round
-    if not keys.clip:
+    choice, drawn = privacy_of(config), config.clients_per_round
+    if not choice:
         return {}
     # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
-    random = who.draw == "uniform" and not who.trace and not who.dropout
-    hides = random and keys.at == "server" and 0 < drawn < clients
+    draw, dropout, trace = participation_of(config)
+    random = draw == "uniform" and not dropout and not trace
+    hides = random and choice.at == "server" and 0 < drawn < clients
     cohort = (drawn, clients) if hides else ()
     with as_config_errors():
-        spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
+        spent = epsilon(choice.noise, rounds, choice.delta, cohort) if choice.noise else None
     neighbours = "a client's data replaced" if cohort else "with or without a client"
-    values = {key: keys[key] for key in ("clip", "noise", "at")} | {"epsilon": spent}
-    values |= {"delta": keys.delta, "rounds": rounds, "neighbours": neighbours}
-    return {"privacy": values}
+    values = {key: getattr(choice, key) for key in ("clip", "noise", "at", "delta")}
+    return {"privacy": values | {"epsilon": spent, "rounds": rounds, "neighbours": neighbours}}
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if the configuration does not suit the clients and their samples."""
-    domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
-    if kept_on_host(config.population, drawn, total):
-        refuse_ensemble(config.adaptations)
-    images, size, tested = domains[0].train.images, config.data.image_size, config.eval_clients
+    domains, drawn = internal.domains, config.clients_per_round
+    total, images, size = len(domains), domains[0].train.images, config.data.image_size
     side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
-    on_host = config.population == "host"
     without = next((domain.name for domain in domains if domain.validation is None), "")
-    choosing = (
-        what_validates(config).removeprefix("config."),
-        f"patience={config.patience}" * bool(config.patience),
-        "validate_with=global" * (config.validate_with == "global"),
-    )
+    choosing = what_validates(config).removeprefix("config.")
+    choosing = choosing or f"patience={config.patience}" * bool(config.patience)
+    choosing = choosing or "validate_with=global" * (config.validate_with == "global")
     problems = {
-        f"data.image_size={size}, but images of {internal.name} have {side} pixels a side: set it "
-        f"to {side}": side != size,
+        f"data.image_size={size}, but images have {side} pixels a side: set it to {side}": (
+            side != size
+        ),
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
-        f"eval_clients={tested} is more than the {total} clients there are": tested > total,
-        f"population=host keeps clients off the device that sit out, so clients_per_round={drawn} "
-        f"must be above 0 and below {total}": on_host and not 0 < drawn < total,
-        f"{next(filter(None, choosing), '')} needs validation samples, but client {without!r} of "
-        f"{internal.name} has none: {HOLD_OUT}": any(choosing) and without,
+        f"{choosing} needs validation samples, but client {without!r} has none: {HOLD_OUT}": (
+            choosing and without
+        ),
     }
     for problem, occurs in problems.items():
         if occurs:
@@ -242,31 +238,34 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 
 def _check_batch_sizes(experiment: Experiment) -> None:
     """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
-    (batch_size, steps, _), domains = experiment.work, experiment.internal.domains
+    batch_size, steps, _ = experiment.work
     # The last batch of an epoch holds what is left; steps repeat samples to fill every batch.
     alone = [
         domain.name
-        for domain, size in zip(domains, experiment.train_sizes(), strict=True)
-        if (batch_size if steps else (size % batch_size or batch_size)) == 1
+        for domain in experiment.internal.domains
+        if ((not steps and len(domain.train.images) % batch_size) or batch_size) == 1
     ]
-    if not alone:
-        return
+    if alone and (layer := _layer_of_one_value(experiment)):
+        raise ConfigError(
+            f"config.batch_size={batch_size} leaves client {alone[0]!r} a batch of one sample, "
+            f"which the batch norm {layer!r} cannot normalize: choose another"
+        )
+
+
+def _layer_of_one_value(experiment: Experiment) -> str:
+    """Returns a batch norm that has one value per channel of one sample; "" for none."""
+    model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
+    variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
+    names = []
 
     # A statistics rule sees the input of every batch norm while the model is traced.
-    def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
-        if x.size == x.shape[-1]:
-            raise ConfigError(
-                f"with config.batch_size={batch_size} a batch of client {alone[0]!r} holds one "
-                f"sample, which the batch norm {layer.name!r} cannot normalize: choose another"
-            )
+    def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        names.extend([layer.name] * (x.size == x.shape[-1]))
         return Statistics(layer.mean, layer.var)
 
-    model, images = experiment.model, sample_input(experiment.internal, experiment.prepare, 1)
-    make_variables = partial(calls.init_variables, model)
-    variables = jax.eval_shape(make_variables, jax.random.key(0), images)
-    if sharing.batch_norm_paths(variables):
-        passed = partial(forward, model, statistics=refuse_one)
-        jax.eval_shape(lambda *inputs: passed(*inputs).outputs, variables, images)
+    with normalize_with(note):
+        shapes_of(model, variables, images)
+    return next(iter(names), "")
 
 
 def prepare(
@@ -300,10 +299,7 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
     start = make_start(experiment, keys, rows=len(experiment.internal.domains))
     for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
         if (leaf != leaf[:1]).any():
-            raise ConfigError(
-                "config.weigh begins with other memory for some clients than for others, which "
-                "rows on the host do not have: set population=device"
-            )
+            raise ConfigError("config.weigh has a memory by client: set population=device")
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
@@ -327,8 +323,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     # They are what an unseen client would receive: the shared leaves, and the mean of the personal
     # leaves with the last round's weights. The clients' memory, and what the other method trained
     # in addition to the model, are left out.
-    culprit = f"config.start_from={brief(start_from)}"
-    tree = checkpoint.all_arrays(_checkpoint_of(start_from))
+    tree = checkpoint.all_arrays(_selected_checkpoint(start_from))
     tree = tree.get("state", tree)  # a population has its rows in other files
     count = len(tree["weights"])
     personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
@@ -339,13 +334,13 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
         {"/".join(path_names(p)): leaf.shape for p, leaf in jax.tree.leaves_with_path(tree)}
         for tree in (loaded, like)
     )
-    for name in sorted({*loaded_shapes, *model_shapes}):
-        shapes = loaded_shapes.get(name, "nothing"), model_shapes.get(name, "nothing")
-        if shapes[0] != shapes[1]:
-            raise ConfigError(
-                f"{culprit} holds another model than config.model={brief(model)} with these "
-                f"classes: {name} is {shapes[0]} there and {shapes[1]} here"
-            )
+    if differing := dict(loaded_shapes.items() ^ model_shapes.items()):
+        name = min(differing)
+        saved, needed = (shapes.get(name, "nothing") for shapes in (loaded_shapes, model_shapes))
+        raise ConfigError(
+            f"config.start_from={brief(start_from)} holds another model than "
+            f"config.model={brief(model)}: {name} is {saved} there and {needed} here"
+        )
     return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
 
 
@@ -353,12 +348,12 @@ def starting_record(start_from: str) -> Record:
     """Returns {"start_from": {"round", "sha256"}} for config.json, or {} without a start."""
     if not start_from:
         return {}
-    folder = _checkpoint_of(start_from)
+    folder = _selected_checkpoint(start_from)
     digest = hashlib.sha256((folder / checkpoint.CHECKSUMS).read_bytes()).hexdigest()
     return {"start_from": {"round": int(folder.name), "sha256": digest}}
 
 
-def _checkpoint_of(start_from: str) -> Path:
+def _selected_checkpoint(start_from: str) -> Path:
     """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
     workdir = Path(os.path.expanduser(start_from))
     if (workdir / "summary.json").exists():
@@ -367,6 +362,4 @@ def _checkpoint_of(start_from: str) -> Path:
             names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
             if rounds := [int(name) for name in names if name.isdecimal()]:
                 return workdir / "checkpoints" / kind / str(max(rounds))
-    raise ConfigError(
-        f"config.start_from: {workdir} is not the workdir of a finished run with a checkpoint"
-    )
+    raise ConfigError(f"config.start_from: {workdir} is not a finished run with a checkpoint")

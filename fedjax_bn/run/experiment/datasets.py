@@ -33,7 +33,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config import choice_of
+from fedjax_bn.run.config.choices import choice_of
 
 # `read(config)` with the options of `data.name`; the docstring's first line describes the dataset
 _Read = Callable[..., Source | Dataset]
@@ -83,14 +83,6 @@ def _read_digits(config: ConfigDict) -> Dataset:
 
 def _read_npz(config: ConfigDict) -> Source:
     return npz.load_npz(_path(config), domains=config.data.domains)
-
-
-_read_class_folders = _read_files(folders.load_folders, "domains", "classes", "groups")
-
-
-def _read_folders(config: ConfigDict) -> Source | Dataset:
-    """Images in folders, DOMAIN/CLASS/*.jpg, of one's own; or arrays, if the path is a `.npz`."""
-    return (_read_npz if _path(config).endswith(".npz") else _read_class_folders)(config)
 
 
 def _load_cifar10_c(path: str, *, domains: Sequence[str] = (), **options: Any) -> Source:
@@ -163,7 +155,7 @@ DATASETS: dict[str, _Read] = {
         digits.load_digits,
         "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)",
     ),
-    "folders": _read_folders,
+    "folders": _read_files(folders.load_folders, "domains", "classes", "groups"),
     "masks": _read_files(
         mask_folders.load_mask_folders,
         *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
@@ -181,7 +173,7 @@ def read_data(config: ConfigDict) -> Source | Dataset:
 
     An unknown name, and no path for data that are not embedded, are ConfigErrors.
     """
-    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
+    load, options = choice_of("data.name", config.data.name, DATASETS, "config")
     name = config.data.name.partition(":")[0]
     if config.data.path or name in EMBEDDED or name == "tfds":
         return load(config, **options)
@@ -192,8 +184,7 @@ def read_data(config: ConfigDict) -> Source | Dataset:
         return load(missing, **options)
     except (ValueError, OSError) as error:
         raise ConfigError(
-            f"config.data.name={name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {error}"
+            f"config.data.name={name!r} is not embedded: give --config.data.path=PATH; {error}"
         ) from error
 
 
@@ -206,10 +197,7 @@ def configured_clients(
     keys = config.data
     pooled = keys.partition == "pooled"
     if pooled and config.target:
-        raise ConfigError(
-            f"config.target={config.target!r} does not go with config.data.partition=pooled, which "
-            "tests on every domain"
-        )
+        raise ConfigError("config.data.partition=pooled tests all domains: empty config.target")
     reduced = keys.name in ("digits", "digits_morpho")  # their readers apply both keys themselves
     internal, unseen = make_clients(
         data,

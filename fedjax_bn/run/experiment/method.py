@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import aggregation, contrib, methods, models, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import (
+    REQUIRED,
     Argument,
     Table,
     call_chosen,
@@ -23,7 +24,7 @@ from fedjax_bn.arguments.choices import (
     split_choice,
 )
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
+from fedjax_bn.arguments.ranges import BY_KIND, AtLeast0, Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.domain import Dataset
@@ -39,7 +40,7 @@ from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, v
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import init_variables, shapes_of
-from fedjax_bn.run.config import choice_of
+from fedjax_bn.run.config.choices import choice_of, closed_choice, privacy_of
 from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
@@ -47,10 +48,11 @@ from fedjax_bn.tasks.detection import Recipe, detection
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
 _CLASS = ""  # the kind of labels without boxes or masks, as `augment.LabelAugment.moves` has it
-_SUITABLE = {
-    _CLASS: "a classifier, such as DigitCNN or ResNet18",
-    BOXES: "a detector, such as TinyDetector or YOLOv5n",
-    MASK: "UNet, or a network of logits [B, H, W, classes]",
+# Kind of labels -> what an image has, the task, and models for it.
+_KINDS = {
+    _CLASS: ("one class", "classification", "a classifier, such as DigitCNN or ResNet18"),
+    BOXES: ("boxes", "detection", "a detector, such as TinyDetector or YOLOv5n"),
+    MASK: ("a mask", "segmentation", "UNet, or a network of logits [B, H, W, classes]"),
 }
 METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 _OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
@@ -61,6 +63,8 @@ _SHARING: dict[str, Callable[..., Any]] = {
         *(sharing.all_but_statistics, sharing.all_but_norms, *_OF_THE_MODEL),
     )
 }
+_FROZEN = {"at": sharing.at, "all_but": sharing.all_but}
+_PATHS = Argument(str, REQUIRED, BY_KIND[str])
 WEIGHING = {
     rule.__name__: rule
     for rule in (
@@ -69,6 +73,22 @@ WEIGHING = {
         *(aggregation.coordinate_median, aggregation.trimmed_mean, aggregation.krum),
         *(aggregation.geometric_median, aggregation.norm_clipping),
     )
+}
+
+
+def _detection(anchors: Any, class_gain: AtLeast0 = 0.5) -> Task:
+    """Finds boxes and their classes, by a network with anchors.
+
+    Args:
+      class_gain: Gain of classes in the loss, where boxes have 0.05.
+    """
+    return detection(anchors, recipe=Recipe(classes=class_gain))
+
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "detection": _detection,
+    "segmentation": segmentation,
 }
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
@@ -118,7 +138,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     several devices it also gets `mesh`. An unknown name, module or argument is a ConfigError.
     """
     method, options = choose_method("method", config.method)
-    culprit, privacy = f"config.method={brief(config.method)}", config.privacy
+    culprit = f"config.method={brief(config.method)}"
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing("share", config.share)
@@ -126,7 +146,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
         options["weigh"] = _choose_weighing(config.weigh)
-    if privacy.clip:
+    if privacy := privacy_of(config):
         seed = config.seed if privacy.seed is None else privacy.seed
         options["privacy"] = gaussian(privacy.clip, privacy.noise, at=privacy.at, seed=seed)
     if config.data.perturb:
@@ -152,7 +172,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         def validating(measure: Callable[..., Score]) -> Score:
             # Clients validate as they predict, by the statistics of the method, which is made
             # below, before a round is traced.
-            return lambda *state: measure(model, prepare, task, federated_method.statistics)(*state)
+            return lambda *state: measure(model, prepare, task, built.statistics)(*state)
 
         if config.local_selection:
             score = validating(validation_score)
@@ -162,11 +182,10 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             by_accuracy = of_rule.get("metric") == "accuracy"
             measure = validating(validation_score if by_accuracy else validation_loss)
             arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | of_rule)
-        federated_method = call_chosen(culprit, method, model, optimizer, **arguments)
-        if not isinstance(federated_method, FederatedMethod):
-            kind = type(federated_method).__name__
-            raise ConfigError(f"{culprit} gives {kind}, not a FederatedMethod")
-        return federated_method
+        built = call_chosen(culprit, method, model, optimizer, **arguments)
+        if not isinstance(built, FederatedMethod):
+            raise ConfigError(f"{culprit} gives {type(built).__name__}, not a FederatedMethod")
+        return built
 
     return make
 
@@ -181,7 +200,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     """Returns the method that a text such as `fedprox:mu=0.1` names, and its options."""
     name = name_of(text)
     options = method_options(name) if name in METHODS else {}
-    return choice_of(key, text, METHODS, _ELSEWHERE, options)
+    return choice_of(key, text, METHODS, *_ELSEWHERE, **options)
 
 
 def option_values(method: str) -> dict[str, Any]:
@@ -201,17 +220,12 @@ def name_of(method: str) -> str:
 
 def _choose_frozen(text: str) -> SharingRule:
     """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
-    if text.partition(":")[0] in ("at", "all_but"):
-        return _made("frozen", text, {"at": _at, "all_but": _all_but})
-    return _choose_sharing("frozen", text) if ":" in text or text in _SHARING else _at(text)
-
-
-def _at(paths: str, statistics: bool = True) -> SharingRule:
-    return sharing.at(*names_in(paths), statistics=statistics)
-
-
-def _all_but(paths: str, statistics: bool = True) -> SharingRule:
-    return sharing.all_but(*names_in(paths), statistics=statistics)
+    if text.partition(":")[0] in _FROZEN:
+        rule, options = choice_of("frozen", text, _FROZEN, paths=_PATHS)
+        return rule(*names_in(options.pop("paths")), **options)
+    if ":" in text or text in _SHARING:
+        return _choose_sharing("frozen", text)
+    return sharing.at(*names_in(text))
 
 
 def _choose_sharing(key: str, text: str) -> SharingRule:
@@ -344,7 +358,7 @@ def choose_model(text: str, compute_dtype: str, seed: int, num_classes: int) -> 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
     nnx module that takes `num_classes` and `rngs`, which come from the seed.
     """
-    make, fields = choice_of("model", text, MODELS, OF_CALLER)
+    make, fields = choice_of("model", text, MODELS, *OF_CALLER)
     culprit = f"config.model={brief(text)}"
     arguments = fields | {"num_classes": num_classes}
     if isinstance(make, type) and _is_nnx(make):
@@ -367,25 +381,28 @@ def _is_nnx(kind: type) -> bool:
     return issubclass(kind, Module)
 
 
-def choose_task(
-    text: str, model: Any, internal: Dataset, images: jax.Array, recipe: Recipe, nested: bool
-) -> Task:
-    """Returns the task of the labels; a ConfigError if `config.model`, `text`, is made for others.
+def choose_task(config: ConfigDict, model: Any, internal: Dataset, images: jax.Array) -> Task:
+    """Returns the task of the labels; a ConfigError if the model or `config.task` is for others.
 
     `images` f[B, ...] are such as the model reads.
     """
     kind = _kind_of(internal)
-    if kind != _made_for(text, model, images, internal.num_classes):
-        raise _unsuited(f"config.model={brief(text)}", internal, _SUITABLE[kind])
+    _, task, models_for_it = _KINDS[kind]
+    if kind != _made_for(config.model, model, images, internal.num_classes):
+        raise _unsuited(f"config.model={brief(config.model)}", internal, models_for_it)
+    name, options = closed_choice("task", config.task or task, TASKS, "classes")
+    if name != task:
+        raise _unsuited(f"config.task={name}", internal, task)
     if kind == BOXES:
-        return detection(model.anchors, recipe=recipe)
-    return segmentation(internal.num_classes, nested=nested) if kind == MASK else classification()
+        return _detection(model.anchors, **options)
+    return segmentation(internal.num_classes, **options) if kind == MASK else classification()
 
 
 def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:
-    labels = {_CLASS: "one class", BOXES: "boxes", MASK: "a mask"}[_kind_of(data)]
-    images = f"{data.name}, whose images have {labels} each"
-    return ConfigError(f"{choice} does not suit {images}: choose {remedy}")
+    labels = _KINDS[_kind_of(data)][0]
+    return ConfigError(
+        f"{choice} does not suit {data.name}, whose images have {labels} each: choose {remedy}"
+    )
 
 
 def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | None:
@@ -399,10 +416,8 @@ def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> str | N
     variables = jax.eval_shape(partial(init_variables, model), jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
     if len(shape) == 2 and shape[1] < classes:
-        raise ConfigError(
-            f"config.model={brief(text)} has {shape[1]} outputs for the {classes} classes of the "
-            "data: make as many as its field num_classes says"
-        )
+        outputs = f"{shape[1]} outputs for the {classes} classes"
+        raise ConfigError(f"config.model={brief(text)} has {outputs}: make num_classes of them")
     return _CLASS if len(shape) == 2 else MASK if shape[:-1] == images.shape[:3] else None
 
 
@@ -424,7 +439,7 @@ AUGMENTATIONS: dict[str, Callable[..., Any]] = {
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses."""
-    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, "size")
     if "size" in inspect.signature(make).parameters:
         options["size"] = size
     return call_chosen(f"config.data.augment={brief(text)}", make, **options)

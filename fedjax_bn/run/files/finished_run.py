@@ -70,9 +70,9 @@ def remembered(about: Record, trust: bool = False) -> ConfigDict:
     # Compiled programs are code, so only a run that is trusted chooses their folder.
     if not trust and config.compilation_cache != base().compilation_cache:
         config.compilation_cache = ""
-    for group, key in ((config.data, "path"), (config.participation, "trace")):
-        if place and group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
-            group[key] = str(place / group[key])
+    path = config.data.path
+    if place and path and not Path(path).exists() and (place / path).exists():
+        config.data.path = str(place / path)
     return config
 
 

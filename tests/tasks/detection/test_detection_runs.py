@@ -15,7 +15,6 @@ from fedjax_bn.run.config import base
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS, choose_task
-from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables
 
 SIDE = 32
@@ -71,12 +70,15 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
-    own = jnp.zeros((1, 28, 28, 3)), Recipe(), False
-    detector = MODELS["TinyDetector"](num_classes=3)
-    classifier = MODELS["DigitCNN"](num_classes=3)
+    def task(model, data, **changes):
+        config, network = runs.config(model=model, **changes), MODELS[model](num_classes=3)
+        return choose_task(config, network, data, jnp.zeros((1, 28, 28, 3)))
+
     with pytest.raises(ConfigError, match="TinyDetector"):
-        choose_task("DigitCNN", classifier, dataset(), *own)
+        task("DigitCNN", dataset())
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
-        choose_task("TinyDetector", detector, runs.DATA, *own)
-    assert choose_task("DigitCNN", classifier, runs.DATA, *own).classifies
-    assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50"
+        task("TinyDetector", runs.DATA)
+    with pytest.raises(ConfigError, match=r"config\.task=segmentation .* choose detection"):
+        task("TinyDetector", dataset(), task="segmentation")
+    assert task("DigitCNN", runs.DATA).classifies
+    assert task("TinyDetector", dataset()).score.name == "mAP50"

@@ -19,7 +19,6 @@ from fedjax_bn.run.config import base
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import MODELS, choose_task
-from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import read_answers
 
@@ -86,8 +85,8 @@ class Own(nn.Module):
 
 def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
     def of(model, data):
-        given = model(num_classes=3), data, jnp.zeros((1, 16, 16, 3)), Recipe(), False
-        return choose_task("package.module:Own", *given)
+        config = runs.config(model="package.module:Own")
+        return choose_task(config, model(num_classes=3), data, jnp.zeros((1, 16, 16, 3)))
 
     assert of(Own, square_masks.dataset()).segments == 3
     for wrong in (MODELS["DigitCNN"], partial(Own, stride=2)):
