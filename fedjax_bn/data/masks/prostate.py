@@ -77,8 +77,7 @@ def load_prostate(
       FileNotFoundError: a site's folder is missing; further errors are those of `paired_source`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
-    about = ("prostate", "prostate MRI", "T2 slices of six sites")
-    dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
+    dataset = Published("prostate", domains=sites, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     pairs = {}
     for site, folder in folders.items():

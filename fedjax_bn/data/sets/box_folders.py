@@ -7,11 +7,10 @@ A folder that is itself in such a form is one domain, which `data.num_clients` d
 or files name the part (train, val, test) of every image of a domain, the parts are its official
 split. Images keep their shape, see `pixels.decode`.
 
-YOLO has a text file for each image. A line is "class cx cy w h", the number of the class, the
-centre, width and height in shares of the image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an
-outline, whose extent is the box. Images may also be in train/images, or beside their text files.
-The names of the classes are under `names` of a YAML file, or in classes.txt, one per line, which
-may be among the labels; without either they are numbers. An image without a text file has no boxes.
+YOLO has a text file for each image, in labels/ or beside it; without one it has no boxes. A line is
+"class cx cy w h", the number of the class and the centre, width and height in shares of the image,
+or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. The names of
+the classes are under `names` of a YAML file or in classes.txt; without either they are numbers.
 
 COCO (Lin et al., ECCV 2014) has one file of JSON for many images, which are in images/, beside the
 file, or in train/: {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id",
@@ -46,13 +45,12 @@ from fedjax_bn.data.pixels.decode import (
     to_square,
 )
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
+from fedjax_bn.data.sets.folders import chosen_folders, files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
 
 _WHERE = (
-    "data.path must hold images with boxes, or a folder of such for each domain that data.domains "
-    "chooses, all in one form: images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO; "
-    "launch/convert makes it of VOC, BDD100K, Cityscapes and Mapillary Vistas)"
+    "data.path must hold images with boxes, or a folder of such for each of data.domains, all in "
+    "one form: images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO)"
 )
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
@@ -66,14 +64,14 @@ class _Box(NamedTuple):
 
     label: str  # the name of its class
     corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
-    crowd: bool = False  # whether the box holds a group of objects, see `data.labels`
+    crowd: bool = False
 
 
 class _Labelled(NamedTuple):
-    """An image and its boxes."""
+    """An image and its boxes, of all classes."""
 
     file: Path
-    boxes: Sequence[_Box]  # of all classes
+    boxes: Sequence[_Box]
     size: tuple[int, int] | None  # width and height, if the labels state them
     part: int | None  # TRAIN, VALIDATION or TEST, if names state it
 
@@ -104,26 +102,20 @@ def load_boxes(
       cache, progress, orientation: see `pixels.decode`.
     """
     root = Path(path or "PATH")
-    folders = _domain_folders(root, domains)
-    named_classes, labelled, in_pixels = _read_labels(root, folders)
-    if absent := [label for label in classes if label not in named_classes]:
-        raise ValueError(
-            f"data.classes names {first_few(absent)}, but {root} has {first_few(named_classes)}"
-        )
-    numbers = {label: number for number, label in enumerate(classes or named_classes)}
+    folders = chosen_folders(root, domains, _is_domain(root), _WHERE)
+    classes_read, labelled, in_pixels = _read_labels(root, folders)
+    if absent := [label for label in classes if label not in classes_read]:
+        raise ValueError(f"{root} has no class {first_few(absent)}, but {first_few(classes_read)}")
+    numbers = {label: number for number, label in enumerate(classes or classes_read)}
     rows = [row for of_domain in labelled.values() for row in of_domain]
     files = [row.file for row in rows]
-    if missing := [file for file in files if not file.is_file()]:  # before hours of decoding
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} labelled images are not in {root}: "
-            f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
-        )
-    options = {"cache": cache, "orientation": orientation}
-    images, converted = decode(
-        files, image_size, root=root, progress=progress, letterbox=True, **options
-    )
+    sample_names = np.array(relative_names(files, root))
+    if missing := [str(file) for file in files if not file.is_file()]:  # before hours of decoding
+        raise FileNotFoundError(f"labelled images are missing, unpack them: {first_few(missing)}")
+    options = {"root": root, "cache": cache, "orientation": orientation}
+    images, converted = decode(files, image_size, progress=progress, letterbox=True, **options)
     placed, counted = [], Counter()  # what is changed or left out, and how often
-    for row, frame in zip(rows, _frames_of(files, root, **options).tolist(), strict=True):
+    for row, frame in zip(rows, _frames_of(files, **options).tolist(), strict=True):
         corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, counted)
         placed.append((to_square(corners, *frame[:2], image_size), numbers_of_boxes))
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
@@ -139,7 +131,6 @@ def load_boxes(
     notes = [f"{count} {kind}" for kind, count in counted.items() if count]
     if not counts.any():
         raise ValueError(f"{root} has {len(files)} images, but none with a box: {'; '.join(notes)}")
-    sample_names = np.array(relative_names(files, root))
     pools, start = [], 0
     for domain, of_domain in labelled.items():
         members = slice(start, start := start + len(of_domain))
@@ -200,7 +191,7 @@ def _place(
     return inside[index], np.array(classes, np.int32)[index]
 
 
-def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: str) -> np.ndarray:
+def _frames_of(files: Sequence[Path], root: Path, cache: Any, orientation: str) -> np.ndarray:
     """Returns i32[N, 3], cached: width and height of each image as used, and a tag."""
     # The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
     # images are used upright, else from the upright frame.
@@ -220,25 +211,18 @@ def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: st
     return cached_numbers(cache, name, files, frame, 3)
 
 
-def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
-    """Returns the folder of each domain: those in `root`, or `root` itself if it is one set."""
-    folders = {folder.name: folder for folder in subfolders(root)}
-    is_set = any(
-        name in ("images", "labels", "annotations") or part_in([name]) is not None
-        for name in folders
-    )
-    # So is a folder that itself holds images with labels beside them; a lone picture is none.
+def _is_domain(root: Path) -> bool:
+    """Returns whether a folder is itself in one of the forms, or holds nothing else."""
+    names = [folder.name for folder in subfolders(root)]
     images = [file for file in root.glob("*") if is_image(file.name)]
-    is_set |= any(file.with_suffix(".txt").is_file() for file in images)
-    if is_set or not folders or (images and any(root.glob("[!.]*.json"))):
-        folders = {root.resolve().name: root} if root.is_dir() else {}
-    missing = [name for name in domains if name not in folders]
-    if missing or not folders:
-        raise FileNotFoundError(
-            f"{root} lacks {first_few(missing) or 'images'}, it has the folders "
-            f"{first_few(list(folders)) or 'none'}: {_WHERE}"
-        )
-    return {name: folders[name] for name in domains or folders}
+    forms = {"images", "labels", "annotations"}
+    return root.is_dir() and (
+        not names
+        or any(name in forms or part_in([name]) is not None for name in names)
+        # Labels beside images; a lone picture is no domain.
+        or any(file.with_suffix(".txt").is_file() for file in images)
+        or (bool(images) and any(root.glob("[!.]*.json")))
+    )
 
 
 def _read_labels(
@@ -246,13 +230,11 @@ def _read_labels(
 ) -> tuple[list[str], dict[str, list[_Labelled]], bool]:
     """Returns the names of all classes, domain -> its images, and whether boxes are in pixels."""
     # Otherwise boxes are in shares of their image. The domains have one form, and `root` around
-    # them may name the classes. A ValueError names a file that is damaged or not in the form.
+    # them may name the classes.
     files = {domain: files_below(folder) for domain, folder in folders.items()}
     pairs = {domain: _label_files(folder, files[domain]) for domain, folder in folders.items()}
-    coco = [domain for domain, texts in pairs.items() if not any(texts.values())]
-    classes: dict[str, None] = {}
     labelled: dict[str, list[_Labelled]] = {}
-    if not coco:
+    if all(any(texts.values()) for texts in pairs.values()):
         class_names = _class_names([root, *folders.values()])
         for domain, folder in folders.items():
             labelled[domain] = _read_yolo(folder, pairs[domain], class_names)
@@ -261,19 +243,14 @@ def _read_labels(
             largest = max((int(box.label) for box in boxes), default=-1)
             class_names = list(map(str, range(largest + 1)))
         return class_names, labelled, False
-    json_files = {
-        domain: [path for path in files[domain] if path.suffix == ".json"] for domain in coco
-    }
-    empty = [domain for domain, paths in json_files.items() if not paths]
-    if empty or len(coco) < len(folders):
-        raise ValueError(
-            f"{folders[(empty or coco)[0]]} has no boxes, or not in the form of other domains: "
-            f"{_WHERE}"
-        )
-    for domain, paths in json_files.items():
+    classes: dict[str, None] = {}
+    for domain, folder in folders.items():
+        json_files = [path for path in files[domain] if path.suffix == ".json"]
+        if any(pairs[domain].values()) or not json_files:
+            raise ValueError(f"{folder} has no boxes, or in another form than others: {_WHERE}")
         # COCO's other files (of key points, captions) have the same keys as its instances_*.
-        instances = [path for path in paths if path.stem.startswith("instances")] or paths
-        rows = [_read_coco(path, folders[domain], classes) for path in instances]
+        instances = [path for path in json_files if path.stem.startswith("instances")]
+        rows = [_read_coco(path, folder, classes) for path in instances or json_files]
         labelled[domain] = [row for of_file in rows for row in of_file]
     return list(classes), labelled, True
 
@@ -283,11 +260,10 @@ def _label_files(folder: Path, files: Sequence[Path]) -> dict[Path, Path | None]
     label_files: dict[Path, Path | None] = {}
     for image in (file for file in files if is_image(file.name)):
         # images/train/a.jpg has labels/train/a.txt; an image elsewhere has it beside.
-        parts = list(image.relative_to(folder).with_suffix(".txt").parts)
-        if "images" in parts:
-            position = len(parts) - 1 - parts[::-1].index("images")
-            parts[position] = "labels"
-        label_file = folder.joinpath(*parts)
+        *above, name = image.relative_to(folder).with_suffix(".txt").parts
+        if "images" in above:
+            above[len(above) - 1 - above[::-1].index("images")] = "labels"
+        label_file = folder.joinpath(*above, name)
         label_files[image] = label_file if label_file.is_file() else None
     return label_files
 
@@ -323,8 +299,7 @@ def _read_yolo(
         with corruption_named(path or image):
             lines = path.read_text("utf-8-sig").splitlines() if path else []
             for number, line in enumerate(lines, 1):
-                words = line.split()
-                if words:
+                if words := line.split():
                     boxes.append(_read_line(words, number, classes))
         part = part_in(image.relative_to(folder).parts[:-1])
         labelled.append(_Labelled(image, boxes, None, part))

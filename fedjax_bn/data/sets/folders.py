@@ -10,6 +10,7 @@ nowhere is an error.
 """
 
 import os
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,15 +40,13 @@ Aliases = Mapping[str, tuple[str, ...]]
 class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication."""
 
-    name: str  # of the dataset, as in `data.name`
-    title: str = ""  # title, about: its name in the publication, and what it shows
-    about: str = ""
-    domains: Aliases = MappingProxyType({})  # their names, with aliases
-    classes: Aliases = MappingProxyType({})  # likewise, in the order of the labels
-    # images of each domain; empty if the publication does not state them
-    counts: Mapping[str, int] = MappingProxyType({})
+    name: str  # as in `data.name`
+    about: str = ""  # its name in the publication, and what it shows
+    domains: Aliases = MappingProxyType({})
+    classes: Aliases = MappingProxyType({})  # in the order of the labels
+    counts: Mapping[str, int] = MappingProxyType({})  # images of each domain, if published
     where: str = ""  # the form of the folder and where to fetch it; error messages end with it
-    mean: tuple[float, ...] = IMAGENET[0]  # mean, std: as in `Source`; by default those of ImageNet
+    mean: tuple[float, ...] = IMAGENET[0]
     std: tuple[float, ...] = IMAGENET[1]
     image_size: int = 224  # pixels a side, as in the methods' papers
     # folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg
@@ -59,7 +58,7 @@ class Listing(NamedTuple):
 
     name: str
     files: list[Path]
-    labels: np.ndarray  # i32[N], positions in the dataset's classes
+    labels: np.ndarray  # i32[N]
     parts: np.ndarray | None = None  # i8[N], as in `Pool`
     names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
     strange: Sequence[Path] = ()  # folders of no class, whose images are left out
@@ -78,8 +77,8 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
         hidden = path.name.startswith(".") or path.name in _SYSTEM
         if path.is_dir():
             folders += [] if hidden else [path]
+        # It may have been a class or an image, which must not go missing without a word.
         elif path.is_symlink() and not path.exists():
-            # It may have been a class or an image, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
         else:
             files += [] if hidden else [path]
@@ -111,25 +110,21 @@ def _composed(name: str) -> str:
 
 def _plain(name: str) -> str:
     """Returns a name without case and separators, which differ between copies."""
-    return _composed(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
+    return _composed(re.sub("[-_ ]", "", name.lower()))
 
 
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
     """Returns the folder of each name that has one; the name itself comes before an alias."""
     matches = {}
     for name, aliases in names.items():
-        for spelling in (name, *aliases):
+        for spelling in reversed((name, *aliases)):
             similar = [folder for folder in folders if _plain(folder.name) == _plain(spelling)]
             exact = [folder for folder in similar if _composed(folder.name) == _composed(spelling)]
-            candidates = exact or similar
-            if len(candidates) > 1:
-                raise ValueError(
-                    f"{' and '.join(map(str, candidates))} may both be {name!r}: remove one"
-                )
-            if candidates:
-                matches[name] = candidates[0]
-                break
-    return matches
+            matches[name] = exact or similar or matches.get(name, [])
+        if len(matches[name]) > 1:
+            culprits = " and ".join(map(str, matches[name]))
+            raise ValueError(f"{culprits} may both be {name!r}: remove one")
+    return {name: candidates[0] for name, candidates in matches.items() if candidates}
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
@@ -151,6 +146,22 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     return root, folders
 
 
+def chosen_folders(
+    root: Path, domains: Sequence[str], is_domain: bool, where: str
+) -> dict[str, Path]:
+    """Returns the folders of domains in `root`, by default all, or `root` itself if it is one.
+
+    A FileNotFoundError says which are missing, and ends with `where`.
+    """
+    folders = {folder.name: folder for folder in subfolders(root)}
+    folders = {root.resolve().name: root} if is_domain else folders
+    missing = [name for name in domains if name not in folders]
+    if missing or not folders:
+        names = f"{first_few(list(folders)) or 'none'}, not {first_few(missing) or 'domains'}"
+        raise FileNotFoundError(f"data.path={root} has the folders {names}: {where}")
+    return {name: folders[name] for name in domains or folders}
+
+
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     """Lists the images of a domain, by class and name; a ValueError names classes without any.
 
@@ -158,28 +169,27 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     dataset has parts.
     """
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
-    parts = {inside[part]: number for part, number in dataset.parts.items() if part in inside}
+    places: dict[Path, int | None] = {
+        inside[part]: number for part, number in dataset.parts.items() if part in inside
+    }
     if match_folders(list(inside.values()), dataset.classes):
-        parts, around = {}, [folder]
-    else:
-        around = list(parts) or [inside.get("images", folder)]
-    listings = [list_classes(name, place, dataset.classes) for place in around]
+        places = {folder: None}
+    places = places or {inside.get("images", folder): None}
+    listings = [list_classes(name, place, dataset.classes) for place in places]
     labels = np.concatenate([listing.labels for listing in listings])
-    present = set(labels.tolist())
-    missing = [c for label, c in enumerate(dataset.classes) if label not in present]
-    if missing or not present:
-        raise ValueError(
-            f"{dataset.name}, {name!r}: no images of {first_few(missing) or 'any class'} in "
-            f"{folder}; every class needs a folder with images: {dataset.where}"
-        )
-    sizes = [len(listing.labels) for listing in listings]
-    return Listing(
-        name,
-        [file for listing in listings for file in listing.files],
-        labels,
-        np.repeat(np.array(list(parts.values()), np.int8), sizes) if parts else None,
-        strange=[place for listing in listings for place in listing.strange],
-    )
+    missing = [c for label, c in enumerate(dataset.classes) if label not in labels]
+    if missing or not len(labels):
+        classes = first_few(missing) or "any class"
+        raise ValueError(f"{folder} has no images of {classes}: {dataset.where}")
+    files = [file for listing in listings for file in listing.files]
+    strange = [place for listing in listings for place in listing.strange]
+    if None in places.values():
+        return Listing(name, files, labels, strange=strange)
+    parts = [
+        np.full(len(own.files), k, np.int8)
+        for own, k in zip(listings, places.values(), strict=True)
+    ]
+    return Listing(name, files, labels, np.concatenate(parts), strange=strange)
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
@@ -207,8 +217,7 @@ def folder_source(
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
     Samples are named by their files, relative to `root`. Notes state what differs from the
-    publication or was left out. `options` are `cache`, `progress` and
-    `orientation` of `decode`; errors are those of `decode`.
+    publication or was left out. `options` and errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **options)
@@ -258,22 +267,18 @@ def load_folders(
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
-    named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published("folders", domains=named, where=_WHERE)
+    dataset = Published("folders", domains=dict.fromkeys(domains or all_domains, ()), where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    if not classes:
-        spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
-        inner = [place for folder in folders.values() for place in subfolders(folder)]
-        for name in sorted({_composed(place.name) for place in inner}):
-            spellings.setdefault(_plain(name), name)
-        classes = tuple(spellings.values())
-    dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
+    spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
+    inner = [place for folder in folders.values() for place in subfolders(folder)]
+    for name in sorted({_composed(place.name) for place in inner}):
+        spellings.setdefault(_plain(name), name)
+    dataset = dataset._replace(classes=dict.fromkeys(classes or spellings.values(), ()))
     listings, notes = [], []
     for name, folder in folders.items():
-        listing = list_domain(name, folder, dataset)
+        listings.append(list_domain(name, folder, dataset))
         if groups:
-            names, note = groups_of(name, folder, listing.files, groups)
-            listing = listing._replace(names=names)
+            names, note = groups_of(name, folder, listings[-1].files, groups)
+            listings[-1] = listings[-1]._replace(names=names)
             notes.append(note)
-        listings.append(listing)
     return folder_source(dataset, root, listings, image_size, notes=notes, **options)

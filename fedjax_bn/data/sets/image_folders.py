@@ -1,12 +1,8 @@
 """Datasets published as folders of images, DOMAIN/CLASS/*.jpg: one table, and one way to read it.
 
 Domains, classes and counts are those of the publications; a note reports a different count. PACS,
-VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed and so
-in FedIG.
-
-References: Gulrajani & Lopez-Paz, "In search of lost domain generalization" (DomainBed), ICLR 2021;
-Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalization for unseen
-clients in federated learning", 2021; and with each dataset, its own.
+VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed
+(Gulrajani & Lopez-Paz, ICLR 2021) and so in FedIG. Each dataset has its own reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +25,14 @@ from fedjax_bn.data.sets.folders import (
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _DOMAINNET = "domainnet"
-_UNSCALED: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # beyond u8/255
 
 
 def _named(names: str) -> Aliases:
     return dict.fromkeys(names.split(), ())
+
+
+def _constants(mean: float, std: float) -> Any:
+    return {"mean": (mean,) * 3, "std": (std,) * 3}
 
 
 _TABLE = (
@@ -41,8 +40,7 @@ _TABLE = (
     # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
     Published(
         name="pacs",
-        title="PACS",
-        about="photographs, art paintings, cartoons and sketches of seven classes",
+        about="PACS: photographs, art paintings, cartoons and sketches of seven classes",
         domains=_named("photo art_painting cartoon sketch"),
         classes=_named("dog elephant giraffe guitar horse house person"),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
@@ -52,8 +50,7 @@ _TABLE = (
     # images for softening bias", ICCV 2013.
     Published(
         name="vlcs",
-        title="VLCS",
-        about="five classes from four collections of photographs",
+        about="VLCS: five classes from four collections of photographs",
         domains=_named("Caltech101 LabelMe SUN09 VOC2007"),
         classes=_named("bird car chair dog person"),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
@@ -63,8 +60,7 @@ _TABLE = (
     # Classes in the order of their names, capital letters first, as DomainBed numbers them.
     Published(
         name="officehome",
-        title="OfficeHome",
-        about="things of office and home, 65 classes, in four styles",
+        about="OfficeHome: things of office and home, 65 classes, in four styles",
         domains={"Art": (), "Clipart": (), "Product": (), "Real World": ("Real",)},
         classes=_named("""
             Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair
@@ -75,10 +71,7 @@ _TABLE = (
             Speaker Spoon TV Table Telephone ToothBrush Toys Trash_Can Webcam
         """),
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
-        where=(
-            "DOMAIN/CLASS/*.jpg of 65 classes from Alarm_Clock to Webcam, from "
-            "hemanthdv.github.io/officehome-dataset"
-        ),
+        where="DOMAIN/CLASS/*.jpg of 65 classes, from hemanthdv.github.io/officehome-dataset",
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
     # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
@@ -91,16 +84,15 @@ _TABLE = (
     # authors' code makes them grey.
     Published(
         name="office_caltech10",
-        title="Office-Caltech10",
-        about="the ten classes that Office-31 and Caltech-256 share, from four cameras",
+        about="Office-Caltech10: ten classes that Office-31 and Caltech-256 share, four cameras",
         domains=_named("amazon caltech dslr webcam"),
-        classes=_named(
-            "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug "
-            "projector"
-        ),
+        classes=_named("""
+            back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug
+            projector
+        """),
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
         where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
-        **_UNSCALED,
+        **_constants(0.0, 1.0),
         image_size=256,
     ),
     # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
@@ -109,17 +101,12 @@ _TABLE = (
     # network is FedBN's, so FedBN's (0.5, 0.5) is used here.
     Published(
         name="digits_dg",
-        title="Digits-DG",
-        about="handwritten, coloured, photographed and printed digits",
+        about="Digits-DG: handwritten, coloured, photographed and printed digits",
         domains=_named("mnist mnist_m svhn syn"),
         classes=_named("0 1 2 3 4 5 6 7 8 9"),
         counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
-        where=(
-            "DOMAIN/{train,val}/{0,...,9}/*.jpg, linked from DATASETS.md of "
-            "github.com/KaiyangZhou/Dassl.pytorch"
-        ),
-        mean=(0.5,) * 3,
-        std=(0.5,) * 3,
+        where="DOMAIN/{train,val}/DIGIT/*.jpg, linked from github.com/KaiyangZhou/Dassl.pytorch",
+        **_constants(0.5, 0.5),
         image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
     ),
@@ -131,17 +118,13 @@ _TABLE = (
     # is cut to 105 training and 105 validation images, 0.05 of the smallest.
     Published(
         name=_DOMAINNET,
-        title="DomainNet",
-        about="drawings, paintings and photographs of up to 345 classes",
+        about="DomainNet: drawings, paintings and photographs of up to 345 classes",
         domains=_named("clipart infograph painting quickdraw real sketch"),
-        classes=_named(
-            "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
-        ),
-        where=(
-            "DOMAIN/CLASS/*.jpg, and beside the domains the lists clipart_train.txt, "
-            "clipart_test.txt, ..., the cleaned version from ai.bu.edu/M3SDA"
-        ),
-        **_UNSCALED,
+        classes=_named("""
+            bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra
+        """),
+        where="DOMAIN/CLASS/*.jpg with DOMAIN_train.txt and DOMAIN_test.txt, from ai.bu.edu/M3SDA",
+        **_constants(0.0, 1.0),
         image_size=256,
     ),
 )
@@ -195,14 +178,13 @@ def _read_lists(
     if chosen == ("all",):
         chosen = tuple(sorted(label_of, key=label_of.get))
     if not set(chosen) <= set(label_of) or len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
-            f"the lists of {root}: {first_few(list(label_of))}"
-        )
+        names = first_few(list(label_of))
+        raise ValueError(f"data.classes={chosen} must be different classes of {root}: {names}")
     listings = []
     for domain, folder in folders.items():
-        names = [name for name in parts[domain] if name.partition("/")[0] in chosen]
-        labels = np.array([chosen.index(name.partition("/")[0]) for name in names], np.int32)
+        class_of = {name: name.partition("/")[0] for name in parts[domain]}
+        names = [name for name in class_of if class_of[name] in chosen]
+        labels = np.array([chosen.index(class_of[name]) for name in names], np.int32)
         official = np.array([parts[domain][name] for name in names], np.int8)
         listings.append(Listing(domain, [folder / name for name in names], labels, official))
     return dataset._replace(classes=dict.fromkeys(chosen, ())), listings
