@@ -7,19 +7,16 @@ how values of masks become classes. A folder that itself holds images and masks 
 `data.num_clients` divides. If folders name the part (train, val, test) of every image of a domain,
 the parts are its official split.
 
-The mask of an image has the same name, but for the suffix. Around or in `images` and `masks` there
-may be folders, such as train; others, such as `fov` for the field of view, are left out. For other
-names there are patterns, an image's and its mask's, relative to the domain's folder:
-`images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both have in common,
-* any text; neither matches a /. Where domains differ, several pairs of patterns are given, of which
-a domain takes the first that fits an image and a mask.
+The mask of an image has the same name, but for the suffix, and may be in the same further folders,
+such as train. For other names there are patterns, an image's and its mask's, relative to the
+domain's folder: `images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both
+have in common, * any text; neither matches a /. Of several pairs of patterns a domain takes the
+first that fits an image and a mask.
 
-A mask refers to its image as viewers show it, turned upright by its EXIF, or, with the orientation
-"stored", to the rows of its file; a mask with an EXIF orientation of its own is turned likewise. It
-is stretched as its image is, to the nearest value. It is a number for each pixel: grey of 1, 8 or
-16 bits, equal red, green and blue, or a palette. With a palette of greys a value is its grey, else
-the index of its colour. JPEG changes values, so masks in it are black and white: 255 from 128
-upwards.
+A mask is turned by its own EXIF orientation as its image is, and stretched to the nearest value. It
+is a number for each pixel: grey of 1, 8 or 16 bits, equal red, green and blue, or a palette. With a
+palette of greys a value is its grey, else the index of its colour. JPEG changes values, so masks in
+it are black and white: 255 from 128 upwards.
 """
 
 import re
@@ -43,14 +40,19 @@ from fedjax_bn.data.pixels.decode import (
     turn_of,
 )
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import IMAGENET, files_below, is_image, subfolders
-from fedjax_bn.data.source import TRAIN, Source, part_in
+from fedjax_bn.data.sets.folders import (
+    IMAGENET,
+    chosen_folders,
+    files_below,
+    is_image,
+    subfolders,
+)
+from fedjax_bn.data.source import Source, part_in
 from fedjax_bn.engine.inputs import UNLABELLED
 
 _WHERE = (
-    "it must hold a folder of each domain with one mask for each image, DOMAIN/images/NAME.jpg and "
-    "DOMAIN/masks/NAME.png, or files that the patterns of data.pairs fit, such as "
-    "images/{}.png,masks/{}_mask.png; data.domains chooses among folders"
+    "it must hold one mask for each image, DOMAIN/images/NAME.jpg and DOMAIN/masks/NAME.png, or "
+    "files that the patterns of data.pairs fit, such as images/{}.png,masks/{}_mask.png"
 )
 _ALONE = "images are divided one by one but for sides: if several are of a patient, set data.groups"
 
@@ -82,9 +84,6 @@ def load_mask_folders(
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
       plane, window: of scans, see `volumes.Slices`.
       orientation, cache, progress: see `pixels.decode`.
-
-    Raises:
-      FileNotFoundError: a domain's folder is missing; further errors are those of `paired_source`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
     root = Path(path or "PATH")
@@ -97,9 +96,6 @@ def load_mask_folders(
         names, note = groups_of(name, folder, images, groups)
         notes.append(note)
         parts = [part_in(image.relative_to(folder).parts[:-1]) for image in images]
-        # A split is official only if it says of every image what it is for.
-        if None in parts or TRAIN not in parts:
-            parts = [None] * len(parts)
         pairs_by_domain[name] = list(map(Pair, images, masks, names, parts))
     notes += [] if groups else [_ALONE]
     conversion = _Images(image_size, large, orientation)
@@ -137,9 +133,8 @@ class _Images(NamedTuple):
             mask = open_mask(pair.mask.read_bytes(), self.orientation)
         if mask.size != (width, height):
             raise ValueError(
-                f"{pair.mask} has {mask.width} x {mask.height} pixels, but its image {pair.image} "
-                f"has {width} x {height}: give a mask of the image's size, or set data.orientation "
-                "if EXIF turns one of them"
+                f"{pair.mask} has {mask.size} pixels, its image {pair.image} {(width, height)}: "
+                "give masks of the image's size, or set data.orientation if EXIF turns one of them"
             )
         tiles = tile_places(height, width, self.image_size)
         return len(tiles) if self.numbered else 1, np.array(mask.histogram()) > 0
@@ -168,7 +163,7 @@ class _Images(NamedTuple):
 def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
     """Returns a mask as a Pillow image of mode L; the orientation is that of `decode.open_image`.
 
-    A ValueError says that it is not one image, or has colours, floats or numbers above 255.
+    A ValueError says that it has several frames, colours, floats or numbers above 255.
     """
     from PIL import Image
 
@@ -176,10 +171,8 @@ def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
     turn, _ = turn_of(image, orientation)
     frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
     if levels is None or frames > 1 or levels.min() < 0 or levels.max() > 255:
-        raise ValueError(
-            f"its pixels, {image.mode} of Pillow in {frames} frames, are not greys or numbers from "
-            "0 to 255: save it as a PNG with a number for each class"
-        )
+        form = f"{image.mode} of Pillow in {frames} frames"
+        raise ValueError(f"its pixels, {form}, are no classes: save a PNG of numbers 0 to 255")
     mask = Image.fromarray(levels.astype(np.uint8))
     return mask if turn is None else mask.transpose(turn)
 
@@ -209,21 +202,14 @@ def _levels_of(image: Any) -> np.ndarray | None:
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one."""
-    folders = {folder.name: folder for folder in subfolders(root)}
-    has_only_parts = all(part_in([name]) is not None for name in folders)
-    if folders and (has_only_parts or {"images", "masks"} & {name.lower() for name in folders}):
-        for domain in [inner for part in folders.values() for inner in subfolders(part)]:
-            # Else the domains inside of parts would silently become one.
-            if has_only_parts and (domain / "images").is_dir():
-                raise ValueError(f"{domain} is a domain in a part: move the part into the domain")
-        folders = {root.resolve().name: root}
-    missing = [name for name in domains if name not in folders]
-    if missing or not folders:
-        raise FileNotFoundError(
-            f"data.path={root} has the folders {first_few(list(folders)) or '(none)'}, but not "
-            f"{first_few(missing) or 'those of domains'}: {_WHERE}"
-        )
-    return {name: folders[name] for name in domains or folders}
+    folders = subfolders(root)
+    are_parts = bool(folders) and all(part_in([folder.name]) is not None for folder in folders)
+    for domain in [inner for part in folders for inner in subfolders(part)] if are_parts else ():
+        # Else the domains inside of parts would silently become one.
+        if (domain / "images").is_dir():
+            raise ValueError(f"{domain} is a domain in a part: move the part into the domain")
+    holds_pairs = {"images", "masks"} & {folder.name.lower() for folder in folders}
+    return chosen_folders(root, domains, are_parts or bool(holds_pairs), _WHERE)
 
 
 def _find_pairs(
@@ -255,9 +241,9 @@ def pair_files(
                 by_key.setdefault(key, ([], []))[position].append(file)
     unpaired = [[*i, *m] for i, m in by_key.values() if (len(i), len(m)) != (1, 1)]
     if unpaired or not by_key:
-        culprits = first_few([str(file) for files in unpaired for file in files], 4)
+        files = [str(file) for culprits in unpaired for file in culprits] or ["no images"]
         raise ValueError(
-            f"{folder} needs one mask for each image, but has {culprits or 'no images'}: {remedy}"
+            f"{folder} needs one mask for each image, not {first_few(files, 4)}: {remedy}"
         )
     return [(image, mask) for (image,), (mask,) in by_key.values()]
 

@@ -2,16 +2,13 @@
 
     BIDMC/Case00.nii.gz  BIDMC/Case00_segmentation.nii.gz  ...  BMC/Case00_Segmentation.nii.gz  ...
 
-The sites are RUNMC, BMC, I2CVB, UCL, BIDMC and HK; HarmoFL's code calls the first two ISBI and
-ISBI_1.5. Labels 1 and 2 are joined: the classes are background and prostate. Slices have 384 x 384
-pixels in the published files. `volumes` has how they become images.
-
-Protocols, which divide patients or slices once and for all, are:
+HarmoFL's code calls the sites RUNMC and BMC ISBI and ISBI_1.5. Labels 1 and 2 are joined. Slices
+have 384 x 384 pixels in the published files; `volumes` has how they become images. Protocols, which
+divide patients or slices once and for all, are:
 
     ""               all slices with their neighbours as channels; `data.split` divides patients
     harmofl          slices with a label but the first and the last of a volume, with their
-                     neighbours as channels; 64, 16 and 20 % of a site's slices train, validate and
-                     test, so that slices of one patient do all three
+                     neighbours; 64, 16 and 20 % of a site's slices train, validate and test
     fl_medsegbench   the same slices, cut to 256 pixels in the middle, three times as channels; 70,
                      10 and 20 % of a site's patients train, validate and test
 
@@ -36,12 +33,12 @@ from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 _SITES: Aliases = MappingProxyType(
-    {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
+    {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",), "I2CVB": (), "UCL": (), "BIDMC": (), "HK": ()}
 )
 _CLASSES = ("background=0", "prostate=1+2")
 _WHERE = (
-    "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
-    "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
+    "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK, or data.domains, with "
+    "CaseNN.nii.gz and CaseNN_segmentation.nii.gz (liuquande.github.io/SAML)"
 )
 _NOTES = {
     "harmofl": "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient "
@@ -72,13 +69,9 @@ def load_prostate(
       domains: names of sites; empty for all.
       plane, window: see `volumes.Slices`.
       cache, progress: see `pixels.decode`.
-
-    Raises:
-      FileNotFoundError: a site's folder is missing; further errors are those of `paired_source`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
-    dataset = Published("prostate", domains=sites, where=_WHERE)
-    root, folders = domain_folders(path, dataset)
+    root, folders = domain_folders(path, Published("prostate", domains=sites, where=_WHERE))
     pairs = {}
     for site, folder in folders.items():
         images, masks = {}, {}

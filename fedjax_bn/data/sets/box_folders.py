@@ -49,8 +49,8 @@ from fedjax_bn.data.sets.folders import chosen_folders, files_below, is_image, s
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
 
 _WHERE = (
-    "data.path must hold images with boxes, or a folder of such for each of data.domains, all in "
-    "one form: images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO)"
+    "data.path must hold images with boxes, or such a folder for each of data.domains, in one form:"
+    " images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO; launch/convert makes it)"
 )
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
@@ -234,7 +234,8 @@ def _read_labels(
     files = {domain: files_below(folder) for domain, folder in folders.items()}
     pairs = {domain: _label_files(folder, files[domain]) for domain, folder in folders.items()}
     labelled: dict[str, list[_Labelled]] = {}
-    if all(any(texts.values()) for texts in pairs.values()):
+    coco = [domain for domain, texts in pairs.items() if not any(texts.values())]
+    if not coco:
         class_names = _class_names([root, *folders.values()])
         for domain, folder in folders.items():
             labelled[domain] = _read_yolo(folder, pairs[domain], class_names)
@@ -243,14 +244,16 @@ def _read_labels(
             largest = max((int(box.label) for box in boxes), default=-1)
             class_names = list(map(str, range(largest + 1)))
         return class_names, labelled, False
+    json_files = {d: [file for file in files[d] if file.suffix == ".json"] for d in coco}
+    faults = [domain for domain in coco if not json_files[domain]]
+    if faults or len(coco) < len(folders):
+        folder = folders[(faults or coco)[0]]
+        raise ValueError(f"{folder} has no boxes, or not in the form of other domains: {_WHERE}")
     classes: dict[str, None] = {}
-    for domain, folder in folders.items():
-        json_files = [path for path in files[domain] if path.suffix == ".json"]
-        if any(pairs[domain].values()) or not json_files:
-            raise ValueError(f"{folder} has no boxes, or in another form than others: {_WHERE}")
+    for domain, paths in json_files.items():
         # COCO's other files (of key points, captions) have the same keys as its instances_*.
-        instances = [path for path in json_files if path.stem.startswith("instances")]
-        rows = [_read_coco(path, folder, classes) for path in instances or json_files]
+        instances = [path for path in paths if path.stem.startswith("instances")] or paths
+        rows = [_read_coco(path, folders[domain], classes) for path in instances]
         labelled[domain] = [row for of_file in rows for row in of_file]
     return list(classes), labelled, True
 
