@@ -45,8 +45,7 @@ class Conversion(Protocol):
     threads: int | None  # at most; None for the machine's
     # the number of a pair's squares, and bool[256] of its mask's values
     look: Callable[[Pair], tuple[int, np.ndarray]]
-    # of a pair and the class u8[256] of each value: squares u8[n, S, S, 4], three channels and the
-    # classes, and a result
+    # with the class u8[256] of each value: squares u8[n, S, S, 4], channels and classes; a result
     convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
     describe: Callable[[Sequence[Any]], tuple[str, ...]]  # notes on the results of all pairs
     spacing: Callable[[Pair], tuple[float, float, float]] | None  # as in `data.labels`
@@ -65,16 +64,9 @@ def paired_source(
 ) -> Source:
     """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
 
-    Parts are official in a domain whose pairs all have one, some of them TRAIN.
-
-    Args:
-      name: of the dataset.
-      root: folder of the files, to which their names are relative.
-      domains: name -> its pairs, at least one each.
-      conversion: how pairs become squares.
-      classes: see `classes_of`.
-      notes: further notes for the user.
-      cache, progress: see `pixels.decode`.
+    Parts are official in a domain whose pairs all have one, some of them TRAIN. `domains` are
+    domain -> its pairs of files below `root`, at least one each; `notes` are further ones for the
+    user; `classes` are as in `classes_of`, `cache` and `progress` as in `pixels.decode`.
 
     Raises:
       ValueError: a file cannot be read, an image and its mask do not suit each other, or a mask has

@@ -2,16 +2,14 @@
 
     left/images/1.jpg  left/masks/1.png  right/train/images/a.tif  right/train/masks/a.gif
 
-Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes; `assemble` has
-how values of masks become classes. A folder that itself holds images and masks is one domain, which
-`data.num_clients` divides. If folders name the part (train, val, test) of every image of a domain,
-the parts are its official split.
+Files are images, or volumes of NIfTI (.nii, .nii.gz), see `volumes`. A folder that itself holds
+images and masks is one domain. If folders name the part (train, val, test) of every image of a
+domain, the parts are its official split.
 
-The mask of an image has the same name, but for the suffix, and may be in the same further folders,
-such as train. For other names there are patterns, an image's and its mask's, relative to the
-domain's folder: `images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both
-have in common, * any text; neither matches a /. Of several pairs of patterns a domain takes the
-first that fits an image and a mask.
+The mask of an image has the same name, but for the suffix, in the same further folders. Patterns
+give other names, relative to the domain's folder: `images/{}_training.tif`, `masks/{}_manual1.gif`.
+{} matches the text that both have in common, * any text; neither matches a /. Of several pairs of
+patterns a domain takes the first that fits an image and a mask.
 
 A mask is turned by its own EXIF orientation as its image is, and stretched to the nearest value. It
 is a number for each pixel: grey of 1, 8 or 16 bits, equal red, green and blue, or a palette. With a
@@ -40,13 +38,7 @@ from fedjax_bn.data.pixels.decode import (
     turn_of,
 )
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import (
-    IMAGENET,
-    chosen_folders,
-    files_below,
-    is_image,
-    subfolders,
-)
+from fedjax_bn.data.sets.folders import IMAGENET, chosen_folders, files_below, is_image, subfolders
 from fedjax_bn.data.source import Source, part_in
 from fedjax_bn.engine.inputs import UNLABELLED
 
@@ -128,25 +120,26 @@ class _Images(NamedTuple):
             image = open_raster(pair.image.read_bytes())
             turn, tag = turn_of(image, self.orientation)
             # Tags above 4 exchange width and height.
-            width, height = image.size[::-1] if turn is not None and tag > 4 else image.size
-        with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), self.orientation)
-        if mask.size != (width, height):
+            size = image.size[::-1] if turn is not None and tag > 4 else image.size
+        mask = self._mask_of(pair)
+        if mask.size != size:
             raise ValueError(
-                f"{pair.mask} has {mask.size} pixels, its image {pair.image} {(width, height)}: "
-                "give masks of the image's size, or set data.orientation if EXIF turns one of them"
+                f"{pair.mask} has {mask.size} pixels, its image {pair.image} {size}: give masks of "
+                "the image's size, or set data.orientation if EXIF turns one of them"
             )
-        tiles = tile_places(height, width, self.image_size)
+        tiles = tile_places(mask.height, mask.width, self.image_size)
         return len(tiles) if self.numbered else 1, np.array(mask.histogram()) > 0
+
+    def _mask_of(self, pair: Pair) -> Any:
+        with corruption_named(pair.mask):
+            return open_mask(pair.mask.read_bytes(), self.orientation)
 
     def convert(self, pair: Pair, table: np.ndarray) -> tuple[np.ndarray, int]:
         from PIL.Image import Resampling
 
         with corruption_named(pair.image):
             image, tag = open_image(pair.image.read_bytes(), self.orientation)
-        with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), self.orientation)
-        size = self.image_size
+        mask, size = self._mask_of(pair), self.image_size
         if self.large == TILES:
             images, _ = cut(np.asarray(image), size)
             masks, _ = cut(table[np.asarray(mask)], size, UNLABELLED)
@@ -217,10 +210,9 @@ def _find_pairs(
 ) -> list[tuple[Path, Path]]:
     """Returns the images and masks among the files of a domain, by their names or by patterns."""
     key, kinds = (_key_by, patterns) if patterns else (_key_in, ("images", "masks"))
-    for image_kind, mask_kind in zip(kinds[::2], kinds[1::2], strict=True):
+    for kinds_of_pair in zip(kinds[::2], kinds[1::2], strict=True):
         images, masks = (
-            {file: key(file.relative_to(folder), kind) for file in files}
-            for kind in (image_kind, mask_kind)
+            {file: key(file.relative_to(folder), kind) for file in files} for kind in kinds_of_pair
         )
         if any(images.values()) and any(masks.values()):
             break
@@ -236,9 +228,8 @@ def pair_files(
     """
     by_key: dict[str, tuple[list[Path], list[Path]]] = {}
     for position, keys in enumerate((images, masks)):
-        for file, key in keys.items():
-            if key:
-                by_key.setdefault(key, ([], []))[position].append(file)
+        for file in filter(keys.get, keys):
+            by_key.setdefault(keys[file], ([], []))[position].append(file)
     unpaired = [[*i, *m] for i, m in by_key.values() if (len(i), len(m)) != (1, 1)]
     if unpaired or not by_key:
         files = [str(file) for culprits in unpaired for file in culprits] or ["no images"]
@@ -250,7 +241,7 @@ def pair_files(
 
 def stem_of(file: Path) -> str:
     """Returns a file's name without its suffix, .nii.gz being one."""
-    return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
+    return re.sub(r"\.nii\.gz$|\.[^.]+$", "", file.name, flags=re.IGNORECASE)
 
 
 def _key_in(name: Path, kind: str) -> str:

@@ -162,24 +162,18 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
 def _grids_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
     """Returns a volume's grid, its mask's turn, and whether both have the same place in space."""
     grid, mask_grid = _grid_of(pair.image, slices), _grid_of(pair.mask, slices._replace(crop=0))
-    if _same_place(grid, mask_grid):
-        return grid, mask_grid.turn, True
+    if grid.shape == mask_grid.shape:
+        # Two affine maps that agree at the corners agree at every voxel between them.
+        ends = np.array(grid.shape)[:, None] - 1
+        corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
+        shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
+        if (np.abs(shift) < _SHIFT).all():
+            return grid, mask_grid.turn, True
     shape, mask_shape = _open(pair.image).shape, _open(pair.mask).shape
     if mask_shape != shape:
         raise ValueError(f"{pair.mask} has the shape {mask_shape}, its image has {shape}")
     # A mask without its image's affine has the order of its voxels, not its own axes.
     return grid, grid.turn, False
-
-
-def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
-    """Returns whether the corners of two grids are at the same places, and have equal indices."""
-    if grid.shape != mask_grid.shape:
-        return False
-    # Two affine maps that agree at the corners agree at every voxel between them.
-    ends = np.array(grid.shape)[:, None] - 1
-    corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
-    shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
-    return bool((np.abs(shift) < _SHIFT).all())
 
 
 def _images_of(path: Path, grid: _Grid, slices: Slices) -> np.ndarray:
