@@ -66,11 +66,8 @@ def paired_source(
 
     Parts are official in a domain whose pairs all have one, some of them TRAIN. `domains` are
     domain -> its pairs of files below `root`, at least one each; `notes` are further ones for the
-    user; `classes` are as in `classes_of`, `cache` and `progress` as in `pixels.decode`.
-
-    Raises:
-      ValueError: a file cannot be read, an image and its mask do not suit each other, or a mask has
-        unknown values.
+    user; `classes` are as in `classes_of`, `cache` and `progress` as in `pixels.decode`. A
+    ValueError names a file that cannot be read, does not suit its image or has unknown values.
     """
     pairs = [pair for members in domains.values() for pair in members]
     owners = [domain for domain, members in domains.items() for _ in members]
@@ -132,8 +129,7 @@ def classes_of(
 
     Args:
       present: bool[N, 256], which values each mask has.
-      domains: N names, the domain of each mask.
-      files: of the masks.
+      domains, files: of the N masks.
       classes: names of the classes, the background first, such as "disc", or "disc=1+2" with its
         values if these are not the usual ones above; empty to find their number.
     """

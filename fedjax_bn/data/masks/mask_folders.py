@@ -67,9 +67,8 @@ def load_mask_folders(
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
     Args:
-      path: the folder.
+      path, domains: the folder, and names of folders in it; empty for all.
       image_size: pixels a side of the squares.
-      domains: names of folders in it; empty for all.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
       groups: a regular expression, see `partition.groups_of`.
@@ -93,8 +92,8 @@ def load_mask_folders(
     conversion = _Images(image_size, large, orientation)
     if scans:
         conversion = Slices(image_size, plane=plane, window=tuple(map(float, window)))
-    how = {"cache": cache, "progress": progress}
-    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **how)
+    how = conversion, classes, notes
+    return paired_source("masks", root, pairs_by_domain, *how, cache=cache, progress=progress)
 
 
 class _Images(NamedTuple):
@@ -182,10 +181,9 @@ def _levels_of(image: Any) -> np.ndarray | None:
         is_grey = (palette == palette[:, :1]).all()
         greys = np.pad(palette[:, 0], (0, 256 - len(palette)))
         return greys[np.asarray(image)] if is_grey else np.asarray(image)
-    if image.mode in ("RGB", "RGBA"):
-        colours = np.asarray(image)[..., :3]
-        if (colours == colours[..., :1]).all():
-            return colours[..., 0]
+    colours = np.asarray(image)[..., :3]
+    if image.mode in ("RGB", "RGBA") and (colours == colours[..., :1]).all():
+        return colours[..., 0]
     if image.mode.startswith("I"):
         numbers = np.asarray(image).astype(np.int64)
         # Multiples of 257 are bytes stretched to 16 bits.
@@ -241,7 +239,7 @@ def pair_files(
 
 def stem_of(file: Path) -> str:
     """Returns a file's name without its suffix, .nii.gz being one."""
-    return re.sub(r"\.nii\.gz$|\.[^.]+$", "", file.name, flags=re.IGNORECASE)
+    return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
 
 
 def _key_in(name: Path, kind: str) -> str:

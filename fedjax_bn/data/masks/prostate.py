@@ -3,16 +3,9 @@
     BIDMC/Case00.nii.gz  BIDMC/Case00_segmentation.nii.gz  ...  BMC/Case00_Segmentation.nii.gz  ...
 
 HarmoFL's code calls the sites RUNMC and BMC ISBI and ISBI_1.5. Labels 1 and 2 are joined. Slices
-have 384 x 384 pixels in the published files; `volumes` has how they become images. Protocols, which
-divide patients or slices once and for all, are:
-
-    ""               all slices with their neighbours as channels; `data.split` divides patients
-    harmofl          slices with a label but the first and the last of a volume, with their
-                     neighbours; 64, 16 and 20 % of a site's slices train, validate and test
-    fl_medsegbench   the same slices, cut to 256 pixels in the middle, three times as channels; 70,
-                     10 and 20 % of a site's patients train, validate and test
-
-The order in which a protocol divides is drawn from a fixed seed: HarmoFL's own order is not read.
+have 384 x 384 pixels in the published files; `volumes` has how they become images. A protocol, of
+those that docs/datasets.md describes, divides patients or slices once and for all, in an order that
+is drawn from a fixed seed: HarmoFL's own order is not read.
 
 References: Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench", arXiv 2603.11659.
 """
@@ -60,33 +53,25 @@ def load_prostate(
 ) -> Source:
     """Returns the source "prostate", slices u8[N, image_size, image_size, 3] with their masks.
 
-    Slices are named by their patient; with "harmofl", each has its own name.
-
-    Args:
-      path: the folder of the sites.
-      image_size: pixels a side.
-      protocol: one of `PROTOCOLS`, see above; its parts are the official ones.
-      domains: names of sites; empty for all.
-      plane, window: see `volumes.Slices`.
-      cache, progress: see `pixels.decode`.
+    Slices are named by their patient; with "harmofl", each has its own name. The parts of a
+    protocol, see above, are the official ones. `domains` are sites, empty for all; `plane` and
+    `window` are as in `volumes.Slices`, `cache` and `progress` as in `pixels.decode`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
     root, folders = domain_folders(path, Published("prostate", domains=sites, where=_WHERE))
     pairs = {}
     for site, folder in folders.items():
         images, masks = {}, {}
-        for file in sorted(folder.iterdir()):
-            if is_volume(file.name):
-                # BMC writes _Segmentation, the others _segmentation.
-                case, ending, _ = stem_of(file).lower().partition("_segmentation")
-                (masks if ending else images)[file] = case
+        for file in sorted(file for file in folder.iterdir() if is_volume(file.name)):
+            # BMC writes _Segmentation, the others _segmentation.
+            case, ending, _ = stem_of(file).lower().partition("_segmentation")
+            (masks if ending else images)[file] = case
         pairs[site] = [
             Pair(image, mask, image.relative_to(root).as_posix())
             for image, mask in pair_files(images, masks, folder, _WHERE)
         ]
-    slices = prostate_slices(protocol, image_size, plane, window)
-    how = {"cache": cache, "progress": progress}
-    source = paired_source("prostate", root, pairs, slices, _CLASSES, **how)
+    how = prostate_slices(protocol, image_size, plane, window), _CLASSES
+    source = paired_source("prostate", root, pairs, *how, cache=cache, progress=progress)
     if not protocol:
         return source
     pools = tuple(_divided(pool, protocol) for pool in source.pools)

@@ -93,16 +93,13 @@ def is_volume(name: str) -> bool:
 
 
 def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
-    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
-
-    A ValueError says that the file is not such a volume, or its slices are smaller than the crop.
-    """
+    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres."""
     grid = _grid_of(path, slices)
     return grid.shape[::-1], float(abs(np.linalg.det(grid.affine))) / 1000
 
 
 def slices_of(path: Path, slices: Slices) -> np.ndarray:
-    """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
+    """Returns the slices u8[D, size, size, 3] of a NIfTI volume."""
     return _images_of(path, _grid_of(path, slices), slices)
 
 
