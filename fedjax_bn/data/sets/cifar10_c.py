@@ -5,8 +5,7 @@ at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967).
 
 All corruptions show the same photographs, so in the papers (`configs/cifar10_c.py`) unseen clients
 show the training clients' photographs: the corruption is unseen, not the photograph. A photograph
-has one name, such as "test/00017", in all domains, so that no split has one both in training and in
-validation.
+has one name, such as "test/00017", in all domains, so that no split separates its copies.
 
 Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations", ICLR 2019.
@@ -43,10 +42,7 @@ _CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 _SIDE = 32
-_WHERE = (
-    "CIFAR-10-C is a folder with labels.npy and gaussian_noise.npy to saturate.npy (the unpacked "
-    "CIFAR-10-C.tar of zenodo.org/records/2535967)"
-)
+_WHERE = "unpack CIFAR-10-C.tar of zenodo.org/records/2535967"
 
 
 def load_cifar10_c(
@@ -96,11 +92,9 @@ def load_cifar10_c(
             file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
             images, _ = cached_array(cache, file, shape, resize)
         pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
-    groups = {
-        kind: members
-        for kind, of_kind in {**TYPES, "extra": EXTRA}.items()
-        if (members := tuple(name for name in of_kind if name in corruptions))
-    }
+    kinds = {**TYPES, "extra": EXTRA}.items()
+    groups = {kind: tuple(name for name in names if name in corruptions) for kind, names in kinds}
+    groups = {kind: members for kind, members in groups.items() if members}
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
     return check_source(Source(*about, groups=groups, key=hash_of(labels, corruptions, levels)))
 

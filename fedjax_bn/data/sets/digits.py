@@ -46,19 +46,17 @@ def load_digits(
         among them.
 
     Returns:
-      Dataset "digits", or "digits_morpho" of a file with Morpho-MNIST, without validation splits,
-      as in the paper (`make_clients` holds some out where `split` is "official"). As in the paper,
-      MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the other.
+      Dataset "digits", or "digits_morpho" of a file with Morpho-MNIST, without validation splits
+      (`make_clients` holds some out where `split` is "official"). As in the paper, MNIST-M shows
+      digits of MNIST, so a digit may train in one of the two and test in the other.
     """
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
         has_parts = set(parts) == {"train", "test"} or (name in target and set(parts) == {"test"})
         if shapes != {(np.dtype(np.uint8), _SHAPE)} or not has_parts:
-            raise ValueError(
-                f"{path}: {name!r} has {list(parts)} of {shapes}; digits have train and test, or a "
-                "target test alone, of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
-            )
+            form = f"{name!r} has {list(parts)} of {shapes}, not train and test, a target test,"
+            raise ValueError(f"{path}: {form} of uint8 [N, 28, 28, 3]; read it as data.name=npz")
     counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []
@@ -69,7 +67,4 @@ def load_digits(
             train = stratified_sample(train, size, generator(seed, k))
         domains.append(Domain(name, train, None, parts["test"]))
     name = "digits_morpho" if {"morpho_global", "morpho_local"} & set(digits) else "digits"
-    try:
-        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))

@@ -7,13 +7,11 @@
 or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
 `validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
 classes; without it they are 0 to the largest label. Bytes reach a model as (u8/255 - 0.5)/0.5,
-floats unchanged; floats that hold bytes are refused. Shapes except for N, and dtypes, must be the
-same in all domains.
-`numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
+floats unchanged. Shapes except for N, and dtypes, must be the same in all domains.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +30,8 @@ _FORM = (
 )
 _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(?:images|labels)", re.DOTALL)
 
-# domain -> part -> samples; the part "" is the whole domain
+_ORDER = ("", *PARTS)  # of the parts; "" is the whole domain
+# domain -> part -> samples
 _Parts = dict[str, dict[str, Split]]
 
 
@@ -85,10 +84,8 @@ def read_archive(
     faults += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
     faults += [f"no domain {name}" for name in domains if name not in prefixes]
     if faults or not prefixes:
-        raise ValueError(
-            f"{path} has {first_few(faults) or 'no arrays'}; it must have {_FORM}, a domain either "
-            f"whole or divided, and those of data.domains; it has {first_few(list(prefixes))}"
-        )
+        wrong = f"{path} has {first_few(faults) or 'no arrays'}, and {first_few(list(prefixes))}"
+        raise ValueError(f"{wrong}; it must have {_FORM}, a domain either whole or divided")
     chosen = {name: prefixes[name] for name in domains or prefixes}
     all_prefixes = [prefix for parts in chosen.values() for prefix in parts.values()]
     names = [f"{prefix}{kind}" for prefix in all_prefixes for kind in ("images", "labels")]
@@ -96,21 +93,25 @@ def read_archive(
     classes = content.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U" or len(np.unique(classes)) < len(classes):
         raise ValueError(f"{path}: classes is {classes}; it must be str [C], each name once")
-    samples: _Parts = {name: {} for name in chosen}
-    for name, parts in chosen.items():
-        for part in (part for part in ("", *PARTS) if part in parts):
-            place = f"{path}: {parts[part]}"
-            images, labels = (content[f"{parts[part]}{kind}"] for kind in ("images", "labels"))
-            is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
-            if not is_form or labels.shape not in (images.shape[:1], images.shape[:3]):
-                raise ValueError(
-                    f"{place}images is {images.dtype} {images.shape}, {place}labels {labels.shape};"
-                    " give uint8 [N, H, W, C] or floats [N, ...], with labels [N] or [N, H, W]"
-                )
-            samples[name][part] = Split(
-                as_images(images, f"{place}images"), as_labels(labels, f"{place}labels")
-            )
+    samples: _Parts = {
+        name: {part: _read_split(path, parts[part], content) for part in _ORDER if part in parts}
+        for name, parts in chosen.items()
+    }
     return samples, tuple(classes.tolist())
+
+
+def _read_split(path: Path, prefix: str, content: Mapping[str, np.ndarray]) -> Split:
+    """Returns the samples of the arrays with a prefix."""
+    images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
+    is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
+    if not is_form or labels.shape not in (images.shape[:1], images.shape[:3]):
+        form = f"{images.dtype} {images.shape} with labels {labels.shape}"
+        raise ValueError(
+            f"{path}: {prefix}images is {form}; give uint8 [N, H, W, C] or floats [N, ...], with "
+            f"{prefix}labels [N] or [N, H, W]"
+        )
+    place = f"{path}: {prefix}"
+    return Split(as_images(images, f"{place}images"), as_labels(labels, f"{place}labels"))
 
 
 def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
@@ -130,19 +131,16 @@ def _class_names(
     are_masks = has_masks(trees[0])
     present = np.unique(np.concatenate([np.unique(t[MASK] if has_masks(t) else t) for t in trees]))
     present = present[present != UNLABELLED] if are_masks else present
-    largest = int(present.max(initial=0))
+    largest, labels = int(present.max(initial=0)), first_few(list(map(str, present)))
     names = tuple(archive_classes or classes[: largest + 1] or map(str, range(largest + 1)))
     # Without names, a label that is missing may be a mistake, such as labels that begin at 1.
     has_gaps = largest >= len(present) or (are_masks and not largest)
     if not archive_classes and not classes and has_gaps:
         raise ValueError(
-            f"{path} has the labels {first_few(list(map(str, present)))}; they must count from 0 "
-            f"without gaps, and regions of masks from 1, for {UNLABELLED} is a pixel without a "
-            "label: renumber them, or name all classes in an array `classes`, str [C]"
+            f"{path} has the labels {labels}, which do not count from 0 (regions of masks from 1): "
+            "renumber them, or name all classes in an array `classes`, str [C]"
         )
     if largest >= len(names) or not set(names) <= set(classes or names):
-        raise ValueError(
-            f"{path} has label {largest} and the classes {first_few(names)}; name all of them"
-            + f", of {first_few(classes)}" * bool(classes)
-        )
+        all_names = first_few(classes or names)
+        raise ValueError(f"{path} has label {largest} and classes {names}; name all, {all_names}")
     return names

@@ -69,28 +69,20 @@ def _open_copy(folder: Path, name: str) -> Any:
     command = f"tfds build {name} --file_format=array_record"
     versions = [info.parent for info in (folder / name).glob("[0-9]*.*.*/dataset_info.json")]
     if not versions:
-        raise FileNotFoundError(
-            f"{folder / name} has no prepared copy; prepare one where TensorFlow is: {command}"
-        )
+        raise FileNotFoundError(f"{folder / name} has no prepared copy; prepare one: {command}")
     newest = max(versions, key=lambda version: tuple(map(int, version.name.split("."))))
     features = newest / "features.json"
     with corruption_named(features):
         named_code = set(_code_in(json.loads(features.read_text("utf-8"))))
     # tensorflow-datasets imports any module that a copy names.
     if foreign := sorted(c for c in named_code if not c.startswith("tensorflow_datasets.")):
-        raise ValueError(
-            f"{features} names the code {foreign[0]!r}, which is not imported: take a copy that "
-            "has features of tensorflow-datasets alone"
-        )
+        raise ValueError(f"{features} names the code {foreign[0]!r}, which is never imported")
     builder = tfds.builder_from_directory(newest)
     formats = [form.value for form in builder.info.available_file_formats()]
-    label = dict(builder.info.features).get("label")
-    if "array_record" not in formats or not hasattr(label, "names"):
-        raise ValueError(
-            f"{newest} has the formats {', '.join(formats)} and the features "
-            f"{', '.join(builder.info.features)}; it needs array_record ({command}), an image, and "
-            "a label that is a class"
-        )
+    features = dict(builder.info.features)
+    if "array_record" not in formats or not hasattr(features.get("label"), "names"):
+        form = f"{', '.join(formats)} of {', '.join(features)}"
+        raise ValueError(f"{newest} is {form}; it needs an image and a class label: {command}")
     return builder
 
 
