@@ -14,8 +14,7 @@ of the tissue is a random crop of scikit-learn's photographs. Five stains show t
 A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made from the shape before any
 stain, lens or sensor, so that stains differ only in how an image looks.
 
-The scans are divided among the stains, and each stain's scans into training, validation and test
-scans, before any image is made, so that no test image shows a scan on which any client has trained.
+Scans are divided as for `data.sets.signs`: no test image shows one on which a client has trained.
 """
 
 from typing import NamedTuple
@@ -33,7 +32,7 @@ _Colour = tuple[int, int, int]
 _SIZE, _MOST = 64, 3  # pixels a side, and digits of an image
 IMAGES = {"train": 80, "validation": 20, "test": 60}  # of a stain
 _CLASSES = ("tissue", "wall", "lumen")
-_SCANS = {"train": 0.6, "validation": 0.1, "test": 0.3}  # shares of a stain's scans
+_SCANS = (0.6, 0.1, 0.3)  # shares of a stain's scans that train, validate and test
 _SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
@@ -69,12 +68,10 @@ def load_stains(seed: int = 0) -> Dataset:
     greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(STAINS)), []
     for stain, (ink, labels, rng) in zip(STAINS, shares, strict=True):
-        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS.values()], rng)
-        shown = {
-            name: _images(stain, ink[part], count, greys, rng)
-            for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
-        }
-        domains.append(Domain(stain.name, **shown))
+        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS], rng)
+        rows = zip(parts, IMAGES.values(), strict=True)
+        shown = [_images(stain, ink[part], count, greys, rng) for part, count in rows]
+        domains.append(Domain(stain.name, *shown))
     return Dataset("stains", 3, tuple(domains), (0.5,) * 3, (0.5,) * 3, _CLASSES)
 
 
