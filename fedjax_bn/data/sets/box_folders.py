@@ -3,9 +3,8 @@
     clear/images/1.jpg  clear/labels/1.txt  fog/images/2.jpg  fog/labels/2.txt     (YOLO)
     clear/annotations/instances_train.json  clear/images/1.jpg  ...                (COCO)
 
-A folder that is itself in such a form is one domain, which `data.num_clients` divides. If folders
-or files name the part (train, val, test) of every image of a domain, the parts are its official
-split. Images keep their shape, see `pixels.decode`.
+A folder that is itself in such a form is one domain. If folders or files name the part (train, val,
+test) of every image of a domain, the parts are its official split. Images keep their shape.
 
 YOLO has a text file for each image, in labels/ or beside it; without one it has no boxes. A line is
 "class cx cy w h", the number of the class and the centre, width and height in shares of the image,
@@ -56,22 +55,17 @@ _CROWDS = "crowds (groups of objects): no client learns them, no detection is wr
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
+_MOST = 100  # boxes of an image
+_SMALLEST = f"boxes left out, the smallest of images with more than {_MOST}"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 
 
-class _Box(NamedTuple):
-    """A box as written in the labels."""
-
-    label: str  # the name of its class
-    corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
-    crowd: bool = False
-
-
 class _Labelled(NamedTuple):
-    """An image and its boxes, of all classes."""
+    """An image and its boxes, of all classes, as written in the labels."""
 
     file: Path
-    boxes: Sequence[_Box]
+    # name of the class; x1, y1, x2, y2 from the left and upper edge; whether it is a crowd
+    boxes: Sequence[tuple[str, tuple[float, ...], bool]]
     size: tuple[int, int] | None  # width and height, if the labels state them
     part: int | None  # TRAIN, VALIDATION or TEST, if names state it
 
@@ -83,22 +77,20 @@ def load_boxes(
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
     name: str = "boxes",
-    max_boxes: int = 100,
     cache: str | Path | None = None,
     progress: bool = True,
     orientation: str = UPRIGHT,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their boxes, one pool a domain.
 
-    Boxes are cut at the border of their image; the notes count what was cut or left out.
+    Boxes are cut at the border of their image, and an image with more than 100 keeps its largest;
+    the notes count what was cut or left out.
 
     Args:
-      path: the folder.
+      path, domains: the folder, and names of folders in it; empty for all.
       image_size: pixels a side of the squares.
-      domains: names of folders in it; empty for all.
       classes: names, in the order of their numbers; empty for all. Boxes of others are left out.
       name: of the source.
-      max_boxes: of an image; an image with more keeps its largest.
       cache, progress, orientation: see `pixels.decode`.
     """
     root = Path(path or "PATH")
@@ -114,15 +106,15 @@ def load_boxes(
         raise FileNotFoundError(f"labelled images are missing, unpack them: {first_few(missing)}")
     options = {"root": root, "cache": cache, "orientation": orientation}
     images, converted = decode(files, image_size, progress=progress, letterbox=True, **options)
-    placed, counted = [], Counter()  # what is changed or left out, and how often
-    for row, frame in zip(rows, _frames_of(files, **options).tolist(), strict=True):
-        corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, counted)
-        placed.append((to_square(corners, *frame[:2], image_size), numbers_of_boxes))
+    counted: Counter[str] = Counter()  # what is changed or left out, and how often
+    frames, how = _frames_of(files, **options).tolist(), (numbers, in_pixels, counted)
+    placed = [_place(row, frame, *how) for row, frame in zip(rows, frames, strict=True)]
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
     boxes = np.zeros((len(placed), longest, 4), np.float32)
     box_classes = np.full((len(placed), longest), PADDING, np.int32)
     for k, (corners, image_classes) in enumerate(placed):
-        boxes[k, : len(corners)], box_classes[k, : len(corners)] = corners, image_classes
+        boxes[k, : len(corners)] = to_square(corners, *frames[k][:2], image_size)
+        box_classes[k, : len(corners)] = image_classes
     # Rounded to float32, a box of nearly no area may have none.
     sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
     boxes = np.where(sound[..., None], boxes, 0)
@@ -155,15 +147,15 @@ def _place(
     frame: Sequence[int],
     numbers: Mapping[str, int],
     in_pixels: bool,
-    max_boxes: int,
     counted: Counter[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of it, and their classes i32[n]."""
     width, height, tag = frame
-    chosen = [box for box in row.boxes if box.label in numbers]
+    chosen = [box for box in row.boxes if box[0] in numbers]
+    classes = [crowd(numbers[name]) if is_crowd else numbers[name] for name, _, is_crowd in chosen]
     counted[_OTHER_CLASS] += len(row.boxes) - len(chosen)
-    counted[_CROWDS] += sum(box.crowd for box in chosen)
-    corners = np.array([box.corners for box in chosen], np.float64).reshape(-1, 4)
+    counted[_CROWDS] += sum(is_crowd for _, _, is_crowd in chosen)
+    corners = np.array([corners for _, corners, _ in chosen], np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
     # Only tags above 4 exchange width and height, so only there the size shows the boxes' frame.
     if tag > 4 and width != height and row.size == (height, width):
@@ -181,13 +173,9 @@ def _place(
     counted[_NO_AREA] += int((~has_area).sum())
     counted[_CLIPPED] += int(is_cut.sum())
     index = np.flatnonzero(has_area)
-    if len(index) > max_boxes:
-        kind = f"boxes left out, the smallest of images with more than {max_boxes}"
-        counted[kind] += len(index) - max_boxes
-        areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
-        largest = np.argsort(-areas, kind="stable")[:max_boxes]
-        index = index[np.sort(largest)]
-    classes = [crowd(numbers[box.label]) if box.crowd else numbers[box.label] for box in chosen]
+    counted[_SMALLEST] += max(len(index) - _MOST, 0)
+    areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
+    index = index[np.sort(np.argsort(-areas, kind="stable")[:_MOST])]
     return inside[index], np.array(classes, np.int32)[index]
 
 
@@ -212,17 +200,14 @@ def _frames_of(files: Sequence[Path], root: Path, cache: Any, orientation: str) 
 
 
 def _is_domain(root: Path) -> bool:
-    """Returns whether a folder is itself in one of the forms, or holds nothing else."""
+    """Returns whether a folder is itself in one of the forms, or has no folders."""
     names = [folder.name for folder in subfolders(root)]
+    is_form = {"images", "labels", "annotations"} & {*names} or part_in(names) is not None
+    # So it is with labels beside its images; a lone picture is no domain.
     images = [file for file in root.glob("*") if is_image(file.name)]
-    forms = {"images", "labels", "annotations"}
-    return root.is_dir() and (
-        not names
-        or any(name in forms or part_in([name]) is not None for name in names)
-        # Labels beside images; a lone picture is no domain.
-        or any(file.with_suffix(".txt").is_file() for file in images)
-        or (bool(images) and any(root.glob("[!.]*.json")))
-    )
+    texts = [file for file in images if file.with_suffix(".txt").is_file()]
+    has_labels = texts or (images and any(root.glob("[!.]*.json")))
+    return root.is_dir() and bool(is_form or has_labels or not names)
 
 
 def _read_labels(
@@ -241,7 +226,7 @@ def _read_labels(
             labelled[domain] = _read_yolo(folder, pairs[domain], class_names)
         if not class_names:  # the greatest number shows how many there are
             boxes = [box for rows in labelled.values() for row in rows for box in row.boxes]
-            largest = max((int(box.label) for box in boxes), default=-1)
+            largest = max((int(label) for label, _, _ in boxes), default=-1)
             class_names = list(map(str, range(largest + 1)))
         return class_names, labelled, False
     json_files = {d: [file for file in files[d] if file.suffix == ".json"] for d in coco}
@@ -279,12 +264,12 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
         listed = [folder / "classes.txt", folder / "labels" / "classes.txt"]
         for path in (*sorted(folder.glob("[!.]*.y*ml")), *filter(Path.is_file, listed)):
             with corruption_named(path):
-                text = path.read_text("utf-8-sig")
+                names: Any = path.read_text("utf-8-sig")
                 if path.suffix == ".txt":
-                    names: Any = [line.strip() for line in text.splitlines() if line.strip()]
+                    names = [line.strip() for line in names.splitlines() if line.strip()]
                 else:
                     # The safe loader creates no objects of Python classes.
-                    names = (yaml.safe_load(text) or {}).get("names")
+                    names = (yaml.safe_load(names) or {}).get("names")
                 if isinstance(names, dict):
                     names = [names[number] for number in range(len(names))]
             if names:
@@ -298,18 +283,18 @@ def _read_yolo(
     """Returns the images of a domain with boxes in shares; without classes, labels are numbers."""
     labelled = []
     for image, path in label_files.items():
-        boxes = []
         with corruption_named(path or image):
             lines = path.read_text("utf-8-sig").splitlines() if path else []
-            for number, line in enumerate(lines, 1):
-                if words := line.split():
-                    boxes.append(_read_line(words, number, classes))
+            rows = [(number, line.split()) for number, line in enumerate(lines, 1)]
+            boxes = [_read_line(words, number, classes) for number, words in rows if words]
         part = part_in(image.relative_to(folder).parts[:-1])
         labelled.append(_Labelled(image, boxes, None, part))
     return labelled
 
 
-def _read_line(words: Sequence[str], row: int, classes: Sequence[str]) -> _Box:
+def _read_line(
+    words: Sequence[str], row: int, classes: Sequence[str]
+) -> tuple[str, tuple[float, ...], bool]:
     label, numbers = words[0], []
     with suppress(ValueError):  # of a word that is no number
         label, *numbers = map(float, words)
@@ -320,7 +305,7 @@ def _read_line(words: Sequence[str], row: int, classes: Sequence[str]) -> _Box:
         (x, width), (y, height) = across, down
         across, down = [x - width / 2, x + width / 2], [y - height / 2, y + height / 2]
     corners = min(across), min(down), max(across), max(down)
-    return _Box(classes[int(label)] if classes else f"{label:.0f}", corners)
+    return classes[int(label)] if classes else f"{label:.0f}", corners, False
 
 
 def _read_coco(path: Path, folder: Path, classes: dict[str, None]) -> list[_Labelled]:
@@ -329,13 +314,13 @@ def _read_coco(path: Path, folder: Path, classes: dict[str, None]) -> list[_Labe
         content = json.loads(path.read_text("utf-8-sig"))
         rows, categories = content["images"], content["categories"]
         class_names = {row["id"]: str(row["name"]) for row in categories}
-        boxes: dict[Any, list[_Box]] = {row["id"]: [] for row in rows}
+        boxes: dict[Any, list[Any]] = {row["id"]: [] for row in rows}
         if len(boxes) < len(rows) or len(class_names) < len(categories):
             raise ValueError("two images or two categories have one id")
         for row in content["annotations"]:
             x, y, width, height = map(float, row["bbox"])
             label, corners = class_names[row["category_id"]], (x, y, x + width, y + height)
-            boxes[row["image_id"]].append(_Box(label, corners, bool(row.get("iscrowd"))))
+            boxes[row["image_id"]].append((label, corners, bool(row.get("iscrowd"))))
         names = [PurePosixPath(row["file_name"]) for row in rows]  # COCO writes / on every system
         if outside := [str(name) for name in names if name.is_absolute() or ".." in name.parts]:
             raise ValueError(f"'file_name' {outside[0]!r} leads out of the folder")
