@@ -5,8 +5,7 @@
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
 have them all. Images may have any size and any format in `decode.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
-Unicode. Files that are not images (Thumbs.db, .DS_Store, notes) are left out. A link that leads
-nowhere is an error.
+Unicode. Files that are not images are left out. A link that leads nowhere is an error.
 """
 
 import os
@@ -141,7 +140,7 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     if missing or not folders or len({*folders.values()}) < len(folders):
         names = first_few(missing or list(dataset.domains)) or "any domain"
         raise FileNotFoundError(
-            f"data.path {path} lacks a folder for {names} of {dataset.name}: {dataset.where}"
+            f"data.path {path} lacks {names} of {dataset.name}: {dataset.where}"
         )
     return root, folders
 
@@ -169,12 +168,11 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     dataset has parts.
     """
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
-    places: dict[Path, int | None] = {
-        inside[part]: number for part, number in dataset.parts.items() if part in inside
-    }
+    numbers = {inside[part]: k for part, k in dataset.parts.items() if part in inside}
     if match_folders(list(inside.values()), dataset.classes):
-        places = {folder: None}
-    places = places or {inside.get("images", folder): None}
+        numbers, places = {}, [folder]
+    else:
+        places = list(numbers) or [inside.get("images", folder)]
     listings = [list_classes(name, place, dataset.classes) for place in places]
     labels = np.concatenate([listing.labels for listing in listings])
     missing = [c for label, c in enumerate(dataset.classes) if label not in labels]
@@ -183,13 +181,9 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
         raise ValueError(f"{folder} has no images of {classes}: {dataset.where}")
     files = [file for listing in listings for file in listing.files]
     strange = [place for listing in listings for place in listing.strange]
-    if None in places.values():
-        return Listing(name, files, labels, strange=strange)
-    parts = [
-        np.full(len(own.files), k, np.int8)
-        for own, k in zip(listings, places.values(), strict=True)
-    ]
-    return Listing(name, files, labels, np.concatenate(parts), strange=strange)
+    sizes = [len(listing.files) for listing in listings]
+    parts = np.repeat(np.array([*numbers.values()], np.int8), sizes) if numbers else None
+    return Listing(name, files, labels, parts, strange=strange)
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
@@ -227,20 +221,17 @@ def folder_source(
         names = np.array(listing.names or relative_names(listing.files, root))
         rows = slice(start, start := start + count)
         pools.append(Pool(listing.name, images[rows], listing.labels, names, listing.parts))
-        expected = dataset.counts.get(listing.name, count)
-        if count != expected:
+        if count != (expected := dataset.counts.get(listing.name, count)):
             reason = "images are missing" if count < expected else "images were added"
-            notes.append(
-                f"{dataset.name}, {listing.name}: found {count} images, expected {expected}: "
-                f"{reason}, or another edition"
-            )
+            about = f"found {count} images, expected {expected}: {reason}, or another edition"
+            notes.append(f"{dataset.name}, {listing.name}: {about}")
     # An image that is silently missing would change the scores.
     if strange := [place for listing in listings for place in listing.strange]:
         folders = first_few(relative_names(strange, root), 3)
         notes.append(f"left out {len(strange)} folders that are no class: {folders}")
-    about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
+    form = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
     key = hash_of_files(files, root, image_size)
-    return check_source(Source(*about, (*notes, *converted), key=key))
+    return check_source(Source(*form, (*notes, *converted), key=key))
 
 
 def load_folders(

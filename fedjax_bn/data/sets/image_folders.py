@@ -74,14 +74,12 @@ _TABLE = (
         where="DOMAIN/CLASS/*.jpg of 65 classes, from hemanthdv.github.io/officehome-dataset",
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
-    # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
-    # Perona, 2007) share, in the order of FedBN's code. Office-31's own form,
-    # amazon/images/back_pack/*.jpg, serves too.
+    # classes of Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub, Perona, 2007)
+    # in the order of FedBN's code. Office-31's form, amazon/images/back_pack/*.jpg, serves too.
     # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
     # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
     # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
-    # pickles, which are not read here. Images with transparency keep their colours, but the
-    # authors' code makes them grey.
+    # pickles, which are not read here, and their code makes images with transparency grey.
     Published(
         name="office_caltech10",
         about="Office-Caltech10: ten classes that Office-31 and Caltech-256 share, four cameras",
@@ -141,12 +139,12 @@ def load_image_folders(
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
-    Pools have official parts if lists or folders divide the domains.
+    Pools have official parts if lists or folders divide the domains. Images are as large as in the
+    publication by default.
 
     Args:
       dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
-      image_size: pixels a side; None for the publication's.
       classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
       **options: `cache`, `progress` and `orientation` of `decode`.
     """
