@@ -8,13 +8,11 @@ that the Preprocessed Connectomes Project publishes for one atlas (its pipelines
 
 A sample is the connectome of a window of 32 frames, the correlations of all pairs of R regions as
 a vector f32[R (R - 1) / 2]: 6105 features for the Harvard-Oxford atlas (111 regions), 19900 for
-CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145 windows of each
-subject at NYU, 1.6 GB for FedBN's four sites; `stride` takes fewer. All windows of a subject have
-its name, so that no split separates them.
+CC200. FedBN D.4 slides the window frame by frame: 145 windows of each subject at NYU, 1.6 GB for
+four sites. All windows of a subject have its name, so that no split separates them.
 
-References: Di Martino et al., "The autism brain imaging data exchange", Molecular Psychiatry 2014;
-Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021,
-section 5.2 and appendix D.4.
+References: Di Martino et al., Molecular Psychiatry 2014; Craddock et al., "The Neuro Bureau
+Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021, section 5.2 and appendix D.4.
 """
 
 from collections.abc import Sequence

@@ -11,10 +11,8 @@ YOLO has a text file for each image, in labels/ or beside it; without one it has
 or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. The names of
 the classes are under `names` of a YAML file or in classes.txt; without either they are numbers.
 
-COCO (Lin et al., ECCV 2014) has one file of JSON for many images, which are in images/, beside the
-file, or in train/: {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id",
-"name"}], "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are
-in pixels. Crowds stay crowds, see `data.labels`.
+COCO (Lin et al., ECCV 2014) has files of JSON with "images", "categories" and "annotations" for
+many images, which are in images/, beside the file, or in train/. Crowds stay crowds.
 
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or, with the orientation
 "stored", to the rows of its file. If the labels state the width and height of the other one of

@@ -4,15 +4,11 @@
     patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png
 
 The class is whether the middle 32x32 pixels of a patch of 96x96 hold tumour. A domain is a
-hospital, "center0" to "center4" by the column `center`: 59436, 34904, 85054, 129838 and 146722
-patches, 455,954 together, ten slides each.
+hospital, "center0" to "center4" by the column `center`, with ten slides each. WILDS trains on
+centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the unseen
+"hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
 
-WILDS trains on centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the
-unseen "hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
-
-References: Bandi et al., "From detection of individual metastases to classification of lymph node
-status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al., "WILDS: a
-benchmark of in-the-wild distribution shifts", ICML 2021.
+References: Bandi et al., IEEE TMI 2018; Koh et al., "WILDS", ICML 2021.
 """
 
 from pathlib import Path

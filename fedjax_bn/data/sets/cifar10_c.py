@@ -3,12 +3,11 @@
 Published as `CORRUPTION.npy` u8[50000, 32, 32, 3], 10,000 photographs at severity 1, then the same
 at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967).
 
-All corruptions show the same photographs, so in the papers (`configs/cifar10_c.py`) unseen clients
-show the training clients' photographs: the corruption is unseen, not the photograph. A photograph
-has one name, such as "test/00017", in all domains, so that no split separates its copies.
+All corruptions show the same photographs, so in the papers unseen clients show the training
+clients' photographs: the corruption is unseen, not the photograph. A photograph has one name, such
+as "test/00017", in all domains, so that no split separates its copies.
 
-Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019.
+Reference: Hendrycks & Dietterich, ICLR 2019.
 """
 
 from collections.abc import Sequence
@@ -55,6 +54,9 @@ def load_cifar10_c(
 ) -> Source:
     """Returns CIFAR-10-C as u8[N, 32, 32, 3], ten classes, a domain for each corruption.
 
+    `groups` are the four types and "extra". Images are memory-mapped if severities are consecutive
+    and not resized.
+
     Args:
       path: the published folder, or one that holds it as `CIFAR-10-C`.
       corruptions: the domains, of `CORRUPTIONS`.
@@ -62,10 +64,6 @@ def load_cifar10_c(
       image_size: pixels a side; images are resized if it is not 32 (256 in the papers: 29 GB for
         the 15 common corruptions at one severity).
       cache: folder for resized images; without one they are held in memory.
-
-    Returns:
-      Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
-      "extra". Severities are memory-mapped if they are consecutive and not resized.
     """
     levels = sorted(map(str, severities))
     choices = {"corruptions": (corruptions, CORRUPTIONS), "severities": (levels, _SEVERITIES)}

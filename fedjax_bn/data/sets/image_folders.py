@@ -25,6 +25,10 @@ from fedjax_bn.data.sets.folders import (
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _DOMAINNET = "domainnet"
+_OFFICE = (
+    "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
+)
+_TEN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
 
 def _named(names: str) -> Aliases:
@@ -46,8 +50,7 @@ _TABLE = (
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
         where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
     ),
-    # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
-    # images for softening bias", ICCV 2013.
+    # Fang, Xu, Rockmore, "Unbiased metric learning", ICCV 2013.
     Published(
         name="vlcs",
         about="VLCS: five classes from four collections of photographs",
@@ -84,19 +87,15 @@ _TABLE = (
         name="office_caltech10",
         about="Office-Caltech10: ten classes that Office-31 and Caltech-256 share, four cameras",
         domains=_named("amazon caltech dslr webcam"),
-        classes=_named("""
-            back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug
-            projector
-        """),
+        classes=_named(_OFFICE),
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
         where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
         **_constants(0.0, 1.0),
         image_size=256,
     ),
-    # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
-    # generalisation", AAAI 2020: 600 images of 32x32 pixels a class, 480 in train, 120 in val.
-    # TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them; its
-    # network is FedBN's, so FedBN's (0.5, 0.5) is used here.
+    # Zhou, Yang, Hospedales, Xiang, AAAI 2020: 600 images of 32x32 pixels a class, 120 of them in
+    # val. TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them;
+    # its network is FedBN's, so FedBN's (0.5, 0.5) is used here.
     Published(
         name="digits_dg",
         about="Digits-DG: handwritten, coloured, photographed and printed digits",
@@ -108,9 +107,8 @@ _TABLE = (
         image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
     ),
-    # Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source domain adaptation",
-    # ICCV 2019. Lines of the lists are `clipart/bird/clipart_001_000001.jpg 0`; images in no list
-    # are left out, and only the folders of the chosen classes are needed.
+    # Peng, Bai, Xia, Huang, Saenko, Wang, ICCV 2019. Lines of the lists are
+    # `clipart/bird/clipart_001_000001.jpg 0`; images in no list are left out.
     # FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images, as its
     # code numbers them; images stretched to 256x256, no normalization beyond u8/255; every client
     # is cut to 105 training and 105 validation images, 0.05 of the smallest.
@@ -118,9 +116,7 @@ _TABLE = (
         name=_DOMAINNET,
         about="DomainNet: drawings, paintings and photographs of up to 345 classes",
         domains=_named("clipart infograph painting quickdraw real sketch"),
-        classes=_named("""
-            bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra
-        """),
+        classes=_named(_TEN),
         where="DOMAIN/CLASS/*.jpg with DOMAIN_train.txt and DOMAIN_test.txt, from ai.bu.edu/M3SDA",
         **_constants(0.0, 1.0),
         image_size=256,

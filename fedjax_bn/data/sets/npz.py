@@ -7,7 +7,7 @@
 or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
 `validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
 classes; without it they are 0 to the largest label. Bytes reach a model as (u8/255 - 0.5)/0.5,
-floats unchanged. Shapes except for N, and dtypes, must be the same in all domains.
+floats unchanged. Shapes except for N, and dtypes, are the same in all domains.
 """
 
 import re

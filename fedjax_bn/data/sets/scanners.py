@@ -1,9 +1,8 @@
 """The embedded dataset: real handwritten digits seen through six simulated scanners.
 
 The handwriting is scikit-learn's copy of the UCI test set of optical digits (Alpaydin & Kaynak,
-1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to only one
-scanner. A scanner determines how the paper looks, not what is written, so clients differ only in
-the distribution of features, as in FedBN (section 3).
+1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. A scanner determines how the paper
+looks, not what is written, so clients differ only in the distribution of features, as in FedBN.
 
     flatbed    black ink on white paper, sharp, hardly any noise
     blueprint  broad pale strokes on deep blue: inverted polarity

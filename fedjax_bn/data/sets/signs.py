@@ -1,8 +1,8 @@
 """Signs in the weather: real digits on round plates over real photographs, to be found and read.
 
-The digits are scikit-learn's handwriting (see `data.sets.scanners`), the grounds random crops of
-scikit-learn's two photographs. An image of 96 x 96 pixels has one to three plates with a red rim,
-each 20 to 45 % of the side, without overlaps. Five scenes show them:
+The digits are scikit-learn's handwriting, the grounds random crops of its two photographs. An image
+of 96 x 96 pixels has one to three plates with a red rim, each 20 to 45 % of the side, without
+overlaps. Five scenes show them:
 
     clear   unchanged
     night   little light, blue, a noisy sensor
@@ -11,7 +11,7 @@ each 20 to 45 % of the side, without overlaps. Five scenes show them:
     dusk    less light, an orange veil, noise; meant as the unseen scene
 
 The scans are divided among the scenes, and each scene's scans into training, validation and test
-scans, before any plate is made, so that no test image shows a scan on which any client has trained.
+scans, before any plate is made: no test image shows a scan on which any client has trained.
 
 In the variant "signs_shortcut" the colour of the rim mostly shows the digit, in 91, 82, 73 and 64 %
 of the plates of clear, night, fog and rain; in dusk the rim always has the colour of the digit five

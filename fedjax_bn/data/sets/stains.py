@@ -1,9 +1,8 @@
 """Glands under five stains: real handwriting as walls and lumens to be segmented in tissue.
 
-The shapes are scikit-learn's handwritten digits (see `data.sets.scanners`): a pen stroke is a
-gland's wall, and what it encloses, as in 0, 6, 8 and 9, is its lumen, empty glass. An image of
-64 x 64 pixels has one to three digits in different quarters, one with a lumen at least. The texture
-of the tissue is a random crop of scikit-learn's photographs. Five stains show them:
+Strokes of handwritten digits (see `data.sets.scanners`) are the walls of glands, and what they
+enclose, as in 0, 6, 8 and 9, is their lumen, empty glass. An image of 64 x 64 pixels has one to
+three digits in different quarters, one with a lumen at least. Five stains show them:
 
     eosin         violet walls in pink tissue, sharp
     silver        black walls in ochre tissue, a blurred lens
@@ -11,9 +10,8 @@ of the tissue is a random crop of scikit-learn's photographs. Five stains show t
     fluorescence  green walls in black tissue, half the resolution, noisy: inverted polarity
     faded         pale brown walls in grey tissue, uneven light; meant as the unseen stain
 
-A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made from the shape before any
-stain, lens or sensor, so that stains differ only in how an image looks.
-
+A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made before any stain, lens or
+sensor, so that stains differ only in how an image looks.
 Scans are divided as for `data.sets.signs`: no test image shows one on which a client has trained.
 """
 
