@@ -61,8 +61,7 @@ def load_mask_folders(
     orientation: str = UPRIGHT,
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
@@ -74,7 +73,7 @@ def load_mask_folders(
       groups: a regular expression, see `partition.groups_of`.
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
       plane, window: of scans, see `volumes.Slices`.
-      orientation, cache, progress: see `pixels.decode`.
+      orientation, **options: with `cache` and `progress`, see `pixels.decode`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
     root = Path(path or "PATH")
@@ -92,8 +91,7 @@ def load_mask_folders(
     conversion = _Images(image_size, large, orientation)
     if scans:
         conversion = Slices(image_size, plane=plane, window=tuple(map(float, window)))
-    how = conversion, classes, notes
-    return paired_source("masks", root, pairs_by_domain, *how, cache=cache, progress=progress)
+    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **options)
 
 
 class _Images(NamedTuple):

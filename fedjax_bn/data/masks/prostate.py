@@ -13,6 +13,7 @@ References: Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench"
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +49,13 @@ def load_prostate(
     domains: Sequence[str] = (),
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Source:
     """Returns the source "prostate", slices u8[N, image_size, image_size, 3] with their masks.
 
     Slices are named by their patient; with "harmofl", each has its own name. The parts of a
     protocol, see above, are the official ones. `domains` are sites, empty for all; `plane` and
-    `window` are as in `volumes.Slices`, `cache` and `progress` as in `pixels.decode`.
+    `window` are as in `volumes.Slices`, the options `cache` and `progress` as in `pixels.decode`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
     root, folders = domain_folders(path, Published("prostate", domains=sites, where=_WHERE))
@@ -71,7 +71,7 @@ def load_prostate(
             for image, mask in pair_files(images, masks, folder, _WHERE)
         ]
     how = prostate_slices(protocol, image_size, plane, window), _CLASSES
-    source = paired_source("prostate", root, pairs, *how, cache=cache, progress=progress)
+    source = paired_source("prostate", root, pairs, *how, **options)
     if not protocol:
         return source
     pools = tuple(_divided(pool, protocol) for pool in source.pools)

@@ -75,9 +75,7 @@ def load_boxes(
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
     name: str = "boxes",
-    cache: str | Path | None = None,
-    progress: bool = True,
-    orientation: str = UPRIGHT,
+    **options: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their boxes, one pool a domain.
 
@@ -89,7 +87,7 @@ def load_boxes(
       image_size: pixels a side of the squares.
       classes: names, in the order of their numbers; empty for all. Boxes of others are left out.
       name: of the source.
-      cache, progress, orientation: see `pixels.decode`.
+      **options: `cache`, `progress` and `orientation` of `decode`.
     """
     root = Path(path or "PATH")
     folders = chosen_folders(root, domains, _is_domain(root), _WHERE)
@@ -102,10 +100,9 @@ def load_boxes(
     sample_names = np.array(relative_names(files, root))
     if missing := [str(file) for file in files if not file.is_file()]:  # before hours of decoding
         raise FileNotFoundError(f"labelled images are missing, unpack them: {first_few(missing)}")
-    options = {"root": root, "cache": cache, "orientation": orientation}
-    images, converted = decode(files, image_size, progress=progress, letterbox=True, **options)
+    images, converted = decode(files, image_size, root=root, letterbox=True, **options)
     counted: Counter[str] = Counter()  # what is changed or left out, and how often
-    frames, how = _frames_of(files, **options).tolist(), (numbers, in_pixels, counted)
+    frames, how = _frames_of(files, root, **options).tolist(), (numbers, in_pixels, counted)
     placed = [_place(row, frame, *how) for row, frame in zip(rows, frames, strict=True)]
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
     boxes = np.zeros((len(placed), longest, 4), np.float32)
@@ -130,10 +127,8 @@ def load_boxes(
         is_official = None not in parts and TRAIN in parts
         official = np.array(parts, np.int8) if is_official else None
         pools.append(Pool(domain, images[members], labels, sample_names[members], official))
-    about = (
-        f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
-        f"boxes, at most {counts.max()} in one"
-    )
+    about = f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
+    about += f"boxes, at most {counts.max()} in one"
     # YOLO's detectors read u8/255, without mean and deviation.
     key = f"letterbox {hash_of_files(files, root, image_size)}"
     form = name, tuple(numbers), tuple(pools), (0.0,) * 3, (1.0,) * 3
@@ -177,7 +172,9 @@ def _place(
     return inside[index], np.array(classes, np.int32)[index]
 
 
-def _frames_of(files: Sequence[Path], root: Path, cache: Any, orientation: str) -> np.ndarray:
+def _frames_of(
+    files: Sequence[Path], root: Path, cache: Any = None, orientation: str = UPRIGHT, **_: Any
+) -> np.ndarray:
     """Returns i32[N, 3], cached: width and height of each image as used, and a tag."""
     # The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
     # images are used upright, else from the upright frame.
@@ -215,13 +212,15 @@ def _read_labels(
     # Otherwise boxes are in shares of their image. The domains have one form, and `root` around
     # them may name the classes.
     files = {domain: files_below(folder) for domain, folder in folders.items()}
-    pairs = {domain: _label_files(folder, files[domain]) for domain, folder in folders.items()}
+    images = {
+        d: [file for file in of_domain if is_image(file.name)] for d, of_domain in files.items()
+    }
     labelled: dict[str, list[_Labelled]] = {}
-    coco = [domain for domain, texts in pairs.items() if not any(texts.values())]
+    coco = [d for d in folders if not any(_label_file(i, folders[d]).is_file() for i in images[d])]
     if not coco:
         class_names = _class_names([root, *folders.values()])
         for domain, folder in folders.items():
-            labelled[domain] = _read_yolo(folder, pairs[domain], class_names)
+            labelled[domain] = [_read_yolo(image, folder, class_names) for image in images[domain]]
         if not class_names:  # the greatest number shows how many there are
             boxes = [box for rows in labelled.values() for row in rows for box in row.boxes]
             largest = max((int(label) for label, _, _ in boxes), default=-1)
@@ -241,17 +240,13 @@ def _read_labels(
     return list(classes), labelled, True
 
 
-def _label_files(folder: Path, files: Sequence[Path]) -> dict[Path, Path | None]:
-    """Returns the images of a domain, each with its text file in YOLO's form, if it has one."""
-    label_files: dict[Path, Path | None] = {}
-    for image in (file for file in files if is_image(file.name)):
-        # images/train/a.jpg has labels/train/a.txt; an image elsewhere has it beside.
-        *above, name = image.relative_to(folder).with_suffix(".txt").parts
-        if "images" in above:
-            above[len(above) - 1 - above[::-1].index("images")] = "labels"
-        label_file = folder.joinpath(*above, name)
-        label_files[image] = label_file if label_file.is_file() else None
-    return label_files
+def _label_file(image: Path, folder: Path) -> Path:
+    """Returns where an image of a domain has its text file in YOLO's form."""
+    # images/train/a.jpg has labels/train/a.txt; an image elsewhere has it beside.
+    *above, name = image.relative_to(folder).with_suffix(".txt").parts
+    if "images" in above:
+        above[len(above) - 1 - above[::-1].index("images")] = "labels"
+    return folder.joinpath(*above, name)
 
 
 def _class_names(folders: Sequence[Path]) -> list[str]:
@@ -275,19 +270,14 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
     return []
 
 
-def _read_yolo(
-    folder: Path, label_files: Mapping[Path, Path | None], classes: Sequence[str]
-) -> list[_Labelled]:
-    """Returns the images of a domain with boxes in shares; without classes, labels are numbers."""
-    labelled = []
-    for image, path in label_files.items():
-        with corruption_named(path or image):
-            lines = path.read_text("utf-8-sig").splitlines() if path else []
-            rows = [(number, line.split()) for number, line in enumerate(lines, 1)]
-            boxes = [_read_line(words, number, classes) for number, words in rows if words]
-        part = part_in(image.relative_to(folder).parts[:-1])
-        labelled.append(_Labelled(image, boxes, None, part))
-    return labelled
+def _read_yolo(image: Path, folder: Path, classes: Sequence[str]) -> _Labelled:
+    """Returns an image of a domain with boxes in shares; without classes, labels are numbers."""
+    path = _label_file(image, folder)
+    with corruption_named(path):
+        lines = path.read_text("utf-8-sig").splitlines() if path.is_file() else []
+        rows = [(number, line.split()) for number, line in enumerate(lines, 1)]
+        boxes = [_read_line(words, number, classes) for number, words in rows if words]
+    return _Labelled(image, boxes, None, part_in(image.relative_to(folder).parts[:-1]))
 
 
 def _read_line(
