@@ -88,9 +88,8 @@ def load_mask_folders(
         parts = [part_in(image.relative_to(folder).parts[:-1]) for image in images]
         pairs_by_domain[name] = list(map(Pair, images, masks, names, parts))
     notes += [] if groups else [_ALONE]
-    conversion = _Images(image_size, large, orientation)
-    if scans:
-        conversion = Slices(image_size, plane=plane, window=tuple(map(float, window)))
+    slices = Slices(image_size, plane=plane, window=tuple(map(float, window)))
+    conversion = slices if scans else _Images(image_size, large, orientation)
     return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **options)
 
 
@@ -218,10 +217,7 @@ def _find_pairs(
 def pair_files(
     images: Mapping[Path, str], masks: Mapping[Path, str], folder: Path, remedy: str
 ) -> list[tuple[Path, Path]]:
-    """Returns the pairs of files in a folder that have one key; those with the key "" are left out.
-
-    A ValueError says that there are none, or that a key does not have one image and one mask.
-    """
+    """Returns the pairs of files that have one key but ""; ValueError unless each file has one."""
     by_key: dict[str, tuple[list[Path], list[Path]]] = {}
     for position, keys in enumerate((images, masks)):
         for file in filter(keys.get, keys):

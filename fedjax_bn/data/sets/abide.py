@@ -33,12 +33,12 @@ _REMEDY = "fetch it and one atlas' series from preprocessed-connectomes-project.
 
 
 class _Subject(NamedTuple):
-    """A person: FILE_ID, SITE_ID, label (1 patient, 0 control) and series f64[T, R]."""
+    """A person."""
 
-    name: str
+    name: str  # FILE_ID
     site: str
-    label: int
-    series: np.ndarray
+    label: int  # 1 patient, 0 control
+    series: np.ndarray  # f64[T, R]
 
 
 def load_abide(

@@ -59,19 +59,12 @@ def load_cow_on_beach(seed: int = 0) -> Dataset:
         drawn = rng.integers(_CLASSES, size=len(labels))
         is_fixed = rng.uniform(size=len(labels)) < scene.fixed
         ground = np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
-        images = _paint(ink, ground, scene.light, rng)
+        stroke = _OPACITY * place(ink, rng)[..., None]
+        seen = scene.light * (stroke * _INK + (1 - stroke) * _COLOURS[ground][:, None, None])
+        images = to_pixels(seen + _NOISE * rng.standard_normal(seen.shape))
         parts = stratified_split(labels, [len(labels) - 100, 30, 70], rng)
         domains.append(Domain(scene.name, *(Split(images[p], labels[p]) for p in parts)))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def _paint(
-    ink: np.ndarray, ground: np.ndarray, light: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Returns handwriting f64[N, h, h] on grounds i64[N] as u8[N, 28, 28, 3]."""
-    stroke = _OPACITY * place(ink, rng)[..., None]
-    seen = light * (stroke * _INK + (1 - stroke) * _COLOURS[ground][:, None, None])
-    return to_pixels(seen + _NOISE * rng.standard_normal(seen.shape))
 
 
 def ground_of(images: np.ndarray) -> np.ndarray:

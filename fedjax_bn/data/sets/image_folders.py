@@ -25,9 +25,7 @@ from fedjax_bn.data.sets.folders import (
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _DOMAINNET = "domainnet"
-_OFFICE = (
-    "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
-)
+_TOOLS = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
 _TEN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
 
@@ -35,17 +33,21 @@ def _named(names: str) -> Aliases:
     return dict.fromkeys(names.split(), ())
 
 
-def _constants(mean: float, std: float) -> Any:
-    return {"mean": (mean,) * 3, "std": (std,) * 3}
+def _constants(mean: float, std: float, image_size: int) -> Any:
+    return {"mean": (mean,) * 3, "std": (std,) * 3, "image_size": image_size}
 
 
+# FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
+# beyond u8/255. Every client of Office-Caltech10 is cut to 62 training and 50 validation images,
+# 0.5 and 0.4 of the smallest, of DomainNet to 105 and 105, 0.05 of it.
+_AS_FEDBN = _constants(0.0, 1.0, 256)
+# Rows without domains have those of their counts.
 _TABLE = (
     # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
     # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
     Published(
         name="pacs",
         about="PACS: photographs, art paintings, cartoons and sketches of seven classes",
-        domains=_named("photo art_painting cartoon sketch"),
         classes=_named("dog elephant giraffe guitar horse house person"),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
         where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
@@ -54,7 +56,6 @@ _TABLE = (
     Published(
         name="vlcs",
         about="VLCS: five classes from four collections of photographs",
-        domains=_named("Caltech101 LabelMe SUN09 VOC2007"),
         classes=_named("bird car chair dog person"),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
@@ -79,19 +80,15 @@ _TABLE = (
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
     # classes of Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub, Perona, 2007)
     # in the order of FedBN's code. Office-31's form, amazon/images/back_pack/*.jpg, serves too.
-    # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
-    # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
-    # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
-    # pickles, which are not read here, and their code makes images with transparency grey.
+    # In FedBN four fifths of each domain train (125 of dslr). The authors' lists are pickles, which
+    # are not read here, and their code makes images with transparency grey.
     Published(
         name="office_caltech10",
         about="Office-Caltech10: ten classes that Office-31 and Caltech-256 share, four cameras",
-        domains=_named("amazon caltech dslr webcam"),
-        classes=_named(_OFFICE),
+        classes=_named(_TOOLS),
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
         where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
-        **_constants(0.0, 1.0),
-        image_size=256,
+        **_AS_FEDBN,
     ),
     # Zhou, Yang, Hospedales, Xiang, AAAI 2020: 600 images of 32x32 pixels a class, 120 of them in
     # val. TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them;
@@ -99,30 +96,27 @@ _TABLE = (
     Published(
         name="digits_dg",
         about="Digits-DG: handwritten, coloured, photographed and printed digits",
-        domains=_named("mnist mnist_m svhn syn"),
         classes=_named("0 1 2 3 4 5 6 7 8 9"),
         counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
         where="DOMAIN/{train,val}/DIGIT/*.jpg, linked from github.com/KaiyangZhou/Dassl.pytorch",
-        **_constants(0.5, 0.5),
-        image_size=28,
+        **_constants(0.5, 0.5, 28),
         parts={"train": TRAIN, "val": VALIDATION},
     ),
     # Peng, Bai, Xia, Huang, Saenko, Wang, ICCV 2019. Lines of the lists are
     # `clipart/bird/clipart_001_000001.jpg 0`; images in no list are left out.
-    # FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images, as its
-    # code numbers them; images stretched to 256x256, no normalization beyond u8/255; every client
-    # is cut to 105 training and 105 validation images, 0.05 of the smallest.
+    # FedBN has the ten classes with the most images, as its code numbers them.
     Published(
         name=_DOMAINNET,
         about="DomainNet: drawings, paintings and photographs of up to 345 classes",
         domains=_named("clipart infograph painting quickdraw real sketch"),
         classes=_named(_TEN),
         where="DOMAIN/CLASS/*.jpg with DOMAIN_train.txt and DOMAIN_test.txt, from ai.bu.edu/M3SDA",
-        **_constants(0.0, 1.0),
-        image_size=256,
+        **_AS_FEDBN,
     ),
 )
-IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
+IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType(
+    {row.name: row._replace(domains=row.domains or dict.fromkeys(row.counts, ())) for row in _TABLE}
+)
 
 
 def load_image_folders(

@@ -16,23 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.domain import Split
-from fedjax_bn.data.labels import MASK, PyTree, as_labels, has_masks, join
+from fedjax_bn.data.domain import Split, join_splits
+from fedjax_bn.data.labels import MASK, as_labels, has_masks
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import names_in_npz, read_npz
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import UNLABELLED, as_images
 
-_FORM = (
-    "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
-    f"{', '.join(PARTS)}"
-)
+_FORM = f"DOMAIN__images, _labels, or DOMAIN__PART_images, _labels, PART of {', '.join(PARTS)}"
 _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(?:images|labels)", re.DOTALL)
 
 _ORDER = ("", *PARTS)  # of the parts; "" is the whole domain
-# domain -> part -> samples
-_Parts = dict[str, dict[str, Split]]
+_Parts = dict[str, dict[str, Split]]  # domain -> part -> samples
 
 
 def load_npz(
@@ -50,15 +46,17 @@ def load_npz(
     """
     parts, archive_classes = read_archive(path, domains)
     class_names = _class_names(parts, archive_classes, classes, path)
-    numbers = [list(classes or class_names).index(name) for name in class_names]
-    pools, content = [], []
+    table, pools, content = np.full(max(256, len(class_names)), UNLABELLED, np.int32), [], []
+    table[: len(class_names)] = [(classes or class_names).index(name) for name in class_names]
     for name, domain_parts in parts.items():
         sizes = {part: len(samples.images) for part, samples in domain_parts.items()}
-        images = [samples.images for samples in domain_parts.values()]
-        images = images[0] if len(images) == 1 else np.concatenate(images)
-        labels = join([samples.labels for samples in domain_parts.values()])
+        whole, *others = domain_parts.values()
+        images, labels, _ = join_splits([whole, *others]) if others else whole
         content += [images, labels[MASK] if has_masks(labels) else labels]
-        labels = _renumbered(labels, np.array(numbers, np.int32))
+        # The labels 0 to C - 1 get the numbers of their classes.
+        labels = (
+            {MASK: table.astype(np.uint8)[labels[MASK]]} if has_masks(labels) else table[labels]
+        )
         official = None if "" in domain_parts else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), official))
     class_names, key = tuple(classes) or class_names, hash_of(*content)
@@ -112,15 +110,6 @@ def _read_split(path: Path, prefix: str, content: Mapping[str, np.ndarray]) -> S
         )
     place = f"{path}: {prefix}"
     return Split(as_images(images, f"{place}images"), as_labels(labels, f"{place}labels"))
-
-
-def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
-    """Returns labels with numbers i32[C] instead of the classes 0 to C - 1."""
-    if not has_masks(labels):
-        return numbers[labels]
-    table = np.full(256, UNLABELLED, np.uint8)
-    table[: len(numbers)] = numbers
-    return {MASK: table[labels[MASK]]}
 
 
 def _class_names(

@@ -91,27 +91,24 @@ def _images(
             y, x = _SIZE // 2 * np.array(divmod(quarter, 2)) + rng.integers(free, size=2)
             window = np.s_[y : y + ink.shape[1], x : x + ink.shape[2]]
             strokes[window], masks[k][window] = ink[scan], walls[scan] + 2 * lumens[scan]
-        images[k] = _seen(stain, strokes, masks[k] == 2, _texture(greys, rng), rng)
+        images[k] = _seen(stain, strokes, masks[k] == 2, greys, rng)
     return Split(images, {MASK: masks})
-
-
-def _texture(greys: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Returns a random crop f64[_SIZE, _SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
-    grey = greys[rng.integers(len(greys))]
-    y, x = (rng.integers(side - _SIZE + 1) for side in grey.shape)
-    crop = grey[y : y + _SIZE, x : x + _SIZE, None]
-    crop = crop - crop.mean()
-    return crop / np.abs(crop).max().clip(1)
 
 
 def _seen(
     stain: _Stain,
     strokes: np.ndarray,
     lumen: np.ndarray,
-    texture: np.ndarray,
+    greys: list[np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Returns an image u8[_SIZE, _SIZE, 3] of strokes f64[_SIZE, _SIZE] and lumens bool of that."""
+    # The texture of the tissue is a random crop of a photograph, of mean 0 and within [-1, 1].
+    grey = greys[rng.integers(len(greys))]
+    y, x = (rng.integers(side - _SIZE + 1) for side in grey.shape)
+    crop = grey[y : y + _SIZE, x : x + _SIZE, None]
+    crop = crop - crop.mean()
+    texture = crop / np.abs(crop).max().clip(1)
     tissue, wall, glass = (np.array(colour, np.float64) for colour in stain[1:4])
     seen = np.where(lumen[..., None], glass, tissue + stain.texture * texture)
     seen = strokes[..., None] * wall + (1 - strokes[..., None]) * seen
