@@ -56,13 +56,11 @@ def load_abide(
     have 5995 features, for 110 regions; here all 111 of the Harvard-Oxford atlas are kept.
 
     Args:
-      path: the folder, laid out as above.
-      sites: the SITE_ID to take, in this order; empty for all that have series, by name. FedBN's
-        four are NYU, USM, UM_1 and UCLA_1.
+      path, cache: see `data.sets`.
+      sites: the SITE_ID to take; empty for all. FedBN's four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
-      cache: folder of the samples; without one they are held in memory.
     """
     subjects = _read_subjects(Path(path), atlas, window, sites)
 

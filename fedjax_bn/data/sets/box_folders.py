@@ -81,13 +81,7 @@ def load_boxes(
 
     Boxes are cut at the border of their image, and an image with more than 100 keeps its largest;
     the notes count what was cut or left out.
-
-    Args:
-      path, domains: the folder, and names of folders in it; empty for all.
-      image_size: pixels a side of the squares.
-      classes: names, in the order of their numbers; empty for all. Boxes of others are left out.
-      name: of the source.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+    Boxes of classes that are not chosen are left out. `name` is that of the source.
     """
     root = Path(path or "PATH")
     folders = chosen_folders(root, domains, _is_domain(root), _WHERE)

@@ -35,11 +35,7 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
 
     Parts are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all
     of center 1 validation, all of center 2 test; these two are the group "unseen".
-
-    Args:
-      path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
-      image_size: pixels a side; patches are resized if it is not 96.
-      **options: `cache` (12.6 GB), `progress` and `orientation` of `decode`.
+    A cache has 12.6 GB.
     """
     root = Path(path, "camelyon17_v1.0")
     root = root if root.is_dir() else Path(path)

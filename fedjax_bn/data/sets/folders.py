@@ -246,15 +246,8 @@ def load_folders(
     """Returns "folders", u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
     They are normalized by ImageNet's mean and standard deviation, as PACS is.
-
-    Args:
-      path: the folder of the domains.
-      image_size: pixels a side.
-      domains: names of their folders, in that order; empty for all, by name.
-      classes: names of their folders, in the order of the labels; empty for all, by name.
-      groups: a regular expression for what no split separates, see `partition.groups_of`; samples
-        are then named by their groups. Empty to divide images one by one.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+    `groups` is a regular expression for what no split separates, see `partition.groups_of`, and
+    names the samples; empty to divide images one by one.
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))

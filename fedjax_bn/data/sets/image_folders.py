@@ -131,12 +131,8 @@ def load_image_folders(
 
     Pools have official parts if lists or folders divide the domains. Images are as large as in the
     publication by default.
-
-    Args:
-      dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
-      path: the folder of its domains, or the folder around it.
-      classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+    `dataset` is a name in `IMAGE_FOLDERS`, or a `Published` of the user's own. DomainNet has the
+    `classes` of its lists that are chosen, ("all",) for all.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)

@@ -37,12 +37,7 @@ def load_npz(
     """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool per domain, in memory.
 
     Samples are named DOMAIN/NUMBER or DOMAIN/PART/NUMBER.
-
-    Args:
-      path: the file.
-      domains: names, in that order; empty for all, in the file's order.
-      classes: names in the order of the labels; the archive need not have all. Empty for the
-        archive's own.
+    The archive need not have all `classes`; without any they are its own.
     """
     parts, archive_classes = read_archive(path, domains)
     class_names = _class_names(parts, archive_classes, classes, path)

@@ -37,13 +37,9 @@ def load_tfds(
     """Returns prepared datasets as u8[N, image_size, image_size, 3], one pool each.
 
     They are normalized by (0.5, 0.5), and samples are named DOMAIN/SPLIT/NUMBER.
-
-    Args:
-      path: the `data_dir`; None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets.
-      image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
-      domains: NAME or NAME/CONFIG of each; a domain is called CONFIG, or NAME without one.
-      classes: names, in the order of the labels; empty for all of the first domain.
-      cache, progress, orientation: as in `pixels.decode.decode`.
+    `path` is the `data_dir`, None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets. `domains` are
+    NAME or NAME/CONFIG; a domain is called CONFIG, or NAME without one. `classes` are by default
+    those of the first domain.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
