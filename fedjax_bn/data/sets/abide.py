@@ -102,12 +102,10 @@ def _read_subjects(path: Path, atlas: str, window: int, sites: Sequence[str]) ->
             continue
         series = _read_series(file)
         subjects.append(_Subject(name, site, _LABELS.get(group, -1), series))
-        if group not in _LABELS:
-            faults.append(f"{name} has the DX_GROUP {group!r}, not 1 or 2")
-        if len(series) < window:
-            faults.append(f"{name} has {len(series)} frames")
-        if series.shape[1] != (regions := subjects[0].series.shape[1]):
-            faults.append(f"{name} has {series.shape[1]} regions, another {regions}")
+        (frames, count), regions = series.shape, subjects[0].series.shape[1]
+        faults += [f"{name} has the DX_GROUP {group!r}, not 1 or 2"] * (group not in _LABELS)
+        faults += [f"{name} has {frames} frames"] * (frames < window)
+        faults += [f"{name} has {count} regions, another {regions}"] * (count != regions)
     if faults:
         names = ", ".join(present)
         raise ValueError(f"{path}: {first_few(faults)}, for windows of {window}, of sites {names}")

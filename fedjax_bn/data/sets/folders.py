@@ -24,10 +24,7 @@ from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
-_SUFFIXES = (
-    *("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif"),
-    *("tif", "tiff", "webp", "pbm", "pgm", "ppm", "pnm"),
-)
+_SUFFIX = re.compile(r"[^.].*\.(jpe?g|jpe|jfif|png|bmp|gif|tiff?|webp|p[bgpn]m)", re.I | re.DOTALL)
 # Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
 _SYSTEM = ("__MACOSX", "@eaDir")
 _WHERE = "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them"
@@ -65,8 +62,7 @@ class Listing(NamedTuple):
 
 def is_image(name: str) -> bool:
     """Returns whether a file of this name is an image, and not macOS' companion `._NAME.jpg`."""
-    head, _, suffix = name.rpartition(".")
-    return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
+    return bool(_SUFFIX.fullmatch(name))
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -93,8 +89,7 @@ def files_below(folder: Path) -> list[Path]:
     """Returns all files in and below a folder by name, without hidden ones; enters links once."""
     paths, entered, places = [], set(), [folder]
     for place in places:  # which grow
-        real = os.path.realpath(place)
-        if real not in entered:  # a link to a folder above would make a cycle
+        if (real := os.path.realpath(place)) not in entered:  # links upwards would make a cycle
             entered.add(real)
             folders, files = _entries(place)
             places += folders
@@ -253,16 +248,15 @@ def load_folders(
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
     dataset = Published("folders", domains=dict.fromkeys(domains or all_domains, ()), where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
-    inner = [place for folder in folders.values() for place in subfolders(folder)]
-    for name in sorted({_composed(place.name) for place in inner}):
-        spellings.setdefault(_plain(name), name)
-    dataset = dataset._replace(classes=dict.fromkeys(classes or spellings.values(), ()))
+    names = {_composed(place.name) for folder in folders.values() for place in subfolders(folder)}
+    spellings = {_plain(name): name for name in sorted(names, reverse=True)}  # the first of equals
+    dataset = dataset._replace(classes=dict.fromkeys(classes or sorted(spellings.values()), ()))
     listings, notes = [], []
     for name, folder in folders.items():
-        listings.append(list_domain(name, folder, dataset))
+        listing = list_domain(name, folder, dataset)
         if groups:
-            names, note = groups_of(name, folder, listings[-1].files, groups)
-            listings[-1] = listings[-1]._replace(names=names)
+            sample_names, note = groups_of(name, folder, listing.files, groups)
+            listing = listing._replace(names=sample_names)
             notes.append(note)
+        listings.append(listing)
     return folder_source(dataset, root, listings, image_size, notes=notes, **options)

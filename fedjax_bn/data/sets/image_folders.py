@@ -24,7 +24,6 @@ from fedjax_bn.data.sets.folders import (
 )
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
-_DOMAINNET = "domainnet"
 _TOOLS = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
 _TEN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
@@ -43,8 +42,8 @@ def _constants(mean: float, std: float, image_size: int) -> Any:
 _AS_FEDBN = _constants(0.0, 1.0, 256)
 # Rows without domains have those of their counts.
 _TABLE = (
-    # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
-    # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
+    # Li, Yang, Song, Hospedales, ICCV 2017. DomainBed, and so FedIG, divides at random, not by the
+    # authors' lists.
     Published(
         name="pacs",
         about="PACS: photographs, art paintings, cartoons and sketches of seven classes",
@@ -60,8 +59,8 @@ _TABLE = (
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
-    # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
-    # Classes in the order of their names, capital letters first, as DomainBed numbers them.
+    # Venkateswara et al., CVPR 2017. Classes are in the order of their names, capital letters first,
+    # as DomainBed numbers them.
     Published(
         name="officehome",
         about="OfficeHome: things of office and home, 65 classes, in four styles",
@@ -106,7 +105,7 @@ _TABLE = (
     # `clipart/bird/clipart_001_000001.jpg 0`; images in no list are left out.
     # FedBN has the ten classes with the most images, as its code numbers them.
     Published(
-        name=_DOMAINNET,
+        name="domainnet",
         about="DomainNet: drawings, paintings and photographs of up to 345 classes",
         domains=_named("clipart infograph painting quickdraw real sketch"),
         classes=_named(_TEN),
@@ -136,7 +135,7 @@ def load_image_folders(
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    if dataset.name == _DOMAINNET:
+    if dataset.name == "domainnet":
         dataset, listings = _read_lists(dataset, root, folders, classes)
     else:
         listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]

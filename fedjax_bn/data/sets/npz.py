@@ -26,7 +26,6 @@ from fedjax_bn.engine.inputs import UNLABELLED, as_images
 
 _FORM = f"DOMAIN__images, _labels, or DOMAIN__PART_images, _labels, PART of {', '.join(PARTS)}"
 _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(?:images|labels)", re.DOTALL)
-
 _ORDER = ("", *PARTS)  # of the parts; "" is the whole domain
 _Parts = dict[str, dict[str, Split]]  # domain -> part -> samples
 
@@ -49,9 +48,8 @@ def load_npz(
         images, labels, _ = join_splits([whole, *others]) if others else whole
         content += [images, labels[MASK] if has_masks(labels) else labels]
         # The labels 0 to C - 1 get the numbers of their classes.
-        labels = (
-            {MASK: table.astype(np.uint8)[labels[MASK]]} if has_masks(labels) else table[labels]
-        )
+        bytes_of = table.astype(np.uint8)
+        labels = {MASK: bytes_of[labels[MASK]]} if has_masks(labels) else table[labels]
         official = None if "" in domain_parts else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), official))
     class_names, key = tuple(classes) or class_names, hash_of(*content)

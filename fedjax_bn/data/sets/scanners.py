@@ -56,8 +56,7 @@ def load_scanners(seed: int = 0) -> Dataset:
     """Returns "scanners": six domains of u8[N, 28, 28, 3] in ten classes.
 
     A scanner has its own 299 or 300 scans, of which 180 train, 30 validate and the others test,
-    each stratified by class. "fax" is meant as unseen; any other may take its place. The seed draws
-    who owns which scan, crops and noise; the same seed gives the same bytes.
+    each stratified by class. "fax" is meant as unseen; any other may take its place.
     """
     photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
     sizes, domains = [300] * 3 + [299] * 3, []

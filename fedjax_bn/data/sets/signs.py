@@ -64,9 +64,8 @@ _SCENES = (
 def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     """Returns "signs", or "signs_shortcut": u8[N, 96, 96, 3] with up to three boxes in ten classes.
 
-    A scene has 200 images to train, 40 to validate and 100 to test. The seed draws who owns which
-    scan, plates, grounds and weather; the same seed gives the same bytes. With `shortcut` the
-    colour of the rim shows the digit.
+    A scene has 200 images to train, 40 to validate and 100 to test. With `shortcut` the colour of
+    the rim shows the digit.
     """
     photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(_SCENES)), []
