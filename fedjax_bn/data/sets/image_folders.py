@@ -59,7 +59,7 @@ _TABLE = (
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
-    # Venkateswara et al., CVPR 2017. Classes are in the order of their names, capital letters first,
+    # Venkateswara et al., CVPR 2017. Classes in the order of their names, capital letters first,
     # as DomainBed numbers them.
     Published(
         name="officehome",
