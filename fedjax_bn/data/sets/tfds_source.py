@@ -90,9 +90,9 @@ def _open_copy(folder: Path, name: str) -> Any:
         raise ValueError(f"{features} names the code {foreign[0]!r}, which is never imported")
     builder = tfds.builder_from_directory(newest)
     formats = [form.value for form in builder.info.available_file_formats()]
-    features = dict(builder.info.features)
-    if "array_record" not in formats or not hasattr(features.get("label"), "names"):
-        form = f"{', '.join(formats)} of {', '.join(features)}"
+    columns = dict(builder.info.features)
+    if "array_record" not in formats or not hasattr(columns.get("label"), "names"):
+        form = f"{', '.join(formats)} of {', '.join(columns)}"
         raise ValueError(f"{newest} is {form}; it needs an image and a class label: {command}")
     return builder
 
