@@ -123,8 +123,7 @@ def _find_series(path: Path, atlas: str) -> dict[str, Path]:
     if len(files) < len(series):
         twice = first_few([str(file) for file in series if file not in files.values()], 3)
         raise ValueError(
-            f"{twice}: several series of a subject; keep one pipeline's, and one atlas', or choose it, "
-            "data.name=abide:atlas=NAME"
+            f"{twice}: several series of a subject; keep or choose (atlas) one of each"
         )
     return files
 
