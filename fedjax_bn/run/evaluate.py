@@ -279,7 +279,7 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
     roots = {domain: roots[domain] for domain in domains or roots}
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
     names = dict.fromkeys(roots, ())
-    unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
+    unpublished = folders.Published("new data", "", names, classes, {}, "", (0.0,), (0.0,))
     size = config.data.image_size
     return folders.folder_source(unpublished, parent, listings, size, **decoding(config))
 

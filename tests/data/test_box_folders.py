@@ -126,10 +126,10 @@ def test_coco_crowds_stay_such_and_boxes_are_cut_at_the_border_or_left_out_beyon
     assert all(count in notes for count in ("1 crowds", "2 boxes without area", "1 boxes that"))
     dogs = load_boxes(tmp_path, classes=("dog",), **HOW)
     assert boxes_in(dogs) == [[], [("dog", [4, 4, 12, 12])]]
-    assert load_boxes(tmp_path, max_boxes=1, **HOW).pools[0].labels[CLASS].tolist() == [
-        [0],
-        [crowd(0)],  # the largest
-    ]
+    many = [{"image_id": 9, "category_id": 3, "bbox": [0, 0, 1, 1]}] * 99 + coco()["annotations"]
+    text(tmp_path / "day/annotations/instances_train.json", coco(annotations=many))
+    largest = load_boxes(tmp_path, **HOW).pools[0].labels[CLASS][1]
+    assert largest.tolist() == [0] * 98 + [1, crowd(0)]
 
 
 NAN_BOX = [{"image_id": 7, "category_id": 3, "bbox": [0, 0, float("nan"), 1]}]

@@ -15,22 +15,25 @@ from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.labels import MASK, SPACING, VOLUME
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files
-from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.source import TRAIN, Pool, Source, check_source
 from fedjax_bn.data.threads import in_threads
 from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"  # ways of images to squares
+_VALUES = (
+    "save at least two of 0 to C - 1, or 0 and 255, or state what values are, such as "
+    "data.classes=background=0,disc=128,cup=255"
+)
 _FORM = 4  # raise it when the same files would give other masks
 
 
 class Pair(NamedTuple):
     """An image and its mask."""
 
-    image: Path  # image, mask: the files
+    image: Path
     mask: Path
     name: str  # of the sample, such as its image's file. Samples with one name are never separated
-    # TRAIN, VALIDATION or TEST; None if the dataset does not divide its images
-    part: int | None = None
+    part: int | None = None  # TRAIN, VALIDATION or TEST, if the dataset states it
 
 
 class Conversion(Protocol):
@@ -41,15 +44,12 @@ class Conversion(Protocol):
     numbered: bool  # whether squares have the number of their pair as `volume`
     constants: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std as in `Source`
     threads: int | None  # at most; None for the machine's
-    # `look(pair) -> (n, values)`: the number of its squares, and bool[256] of its mask
+    # the number of a pair's squares, and bool[256] of its mask's values
     look: Callable[[Pair], tuple[int, np.ndarray]]
-    # `convert(pair, table) -> (squares, result)`: squares u8[n, S, S, 4], three channels and the
-    # classes; `table` u8[256] has the class of a value
+    # with the class u8[256] of each value: squares u8[n, S, S, 4], channels and classes; a result
     convert: Callable[[Pair, np.ndarray], tuple[np.ndarray, Any]]
-    # `describe(results) -> notes` on the results of all pairs, in their order
-    describe: Callable[[Sequence[Any]], tuple[str, ...]]
-    # `spacing(pair)`, in millimetres as in `data.labels`; None if it is unknown
-    spacing: Callable[[Pair], tuple[float, float, float]] | None
+    describe: Callable[[Sequence[Any]], tuple[str, ...]]  # notes on the results of all pairs
+    spacing: Callable[[Pair], tuple[float, float, float]] | None  # as in `data.labels`
 
 
 def paired_source(
@@ -65,20 +65,10 @@ def paired_source(
 ) -> Source:
     """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
 
-    Args:
-      name: of the dataset.
-      root: folder of the files, to which their names are relative.
-      domains: name -> its pairs, at least one each.
-      conversion: how pairs become squares.
-      classes: see `classes_of`.
-      notes: further notes for the user.
-      cache, progress: see `pixels.decode`.
-
-    Raises:
-      ValueError: a file cannot be read, or an image and its mask do not suit each other, or a mask
-        has unknown values.
-      ImportError: the package that reads a file is not installed.
-      OSError: a file is missing, or the cache cannot be written.
+    Parts are official in a domain whose pairs all have one, some of them TRAIN. `domains` are
+    domain -> its pairs of files below `root`, at least one each; `notes` are further ones for the
+    user; `classes` are as in `classes_of`, `cache` and `progress` as in `pixels.decode`. A
+    ValueError names a file that cannot be read, does not suit its image or has unknown values.
     """
     pairs = [pair for members in domains.values() for pair in members]
     owners = [domain for domain, members in domains.items() for _ in members]
@@ -101,19 +91,16 @@ def paired_source(
             write(squares, int(ends[k]))
             return result
 
-        numbers, about = range(len(pairs)), "images with masks"
-        return conversion.describe(
-            list(in_threads(convert, numbers, about, progress, threads=conversion.threads))
-        )
+        how = "images with masks", progress, conversion.threads
+        return conversion.describe(list(in_threads(convert, range(len(pairs)), *how)))
 
     shape = (int(ends[-1]), conversion.image_size, conversion.image_size, 4)
     # Pixels and classes are one array, so that a cache never has images without their masks.
     stored, converted = cached_array(cache, f"masks-{table.tobytes().hex()}-{place}", shape, make)
-    names, pools = np.array([pair.name for pair in pairs]), []
+    pools, stop = [], 0
     for domain, members in domains.items():
         # Pairs of a domain follow each other, so that a slice needs no copy of the pixels.
-        start = owners.index(domain)
-        stop = start + len(members)
+        start, stop = stop, stop + len(members)
         rows, tiles = slice(int(ends[start]), int(ends[stop])), counts[start:stop]
         labels = {MASK: stored[rows, ..., 3]}
         if conversion.numbered:
@@ -122,35 +109,30 @@ def paired_source(
             spacing = np.array([conversion.spacing(pair) for pair in members], np.float32)
             labels[SPACING] = np.repeat(spacing, tiles, 0)
         parts = [pair.part for pair in members]
-        official = None if None in parts else np.repeat(np.array(parts, np.int8), tiles)
-        origins = np.repeat(names[start:stop], tiles)
-        pools.append(Pool(domain, stored[rows, ..., :3], labels, origins, official))
+        # A split is official only if it says of every image what it is for.
+        is_official = None not in parts and TRAIN in parts
+        official = np.repeat(np.array(parts, np.int8), tiles) if is_official else None
+        names = np.repeat([pair.name for pair in members], tiles)
+        pools.append(Pool(domain, stored[rows, ..., :3], labels, names, official))
     sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
     squares = f"{len(stored)} squares of {conversion.image_size} pixels"
-    about = f"{len(pairs)} images with masks ({sizes}) as {squares}"
-    notes = (*notes, about, class_note, *converted)
-    constants, key = conversion.constants, f"{conversion.form} {digest}"
-    return check_source(Source(name, class_names, tuple(pools), *constants, notes, key=key))
+    notes = (*notes, f"{len(pairs)} images with masks ({sizes}) as {squares}", class_note)
+    form = name, class_names, tuple(pools), *conversion.constants, (*notes, *converted)
+    return check_source(Source(*form, key=f"{conversion.form} {digest}"))
 
 
 def classes_of(
     present: np.ndarray, domains: Sequence[str], files: Sequence[Path], classes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], np.ndarray, str]:
-    """Returns the classes of masks, and the class of each value.
+    """Returns the names of classes, the class u8[256] of each value of masks, and a note on them.
+
+    Other values are `UNLABELLED`. A ValueError names a value that is no class or may be two.
 
     Args:
       present: bool[N, 256], which values each mask has.
-      domains: N names, the domain of each mask.
-      files: of the masks.
+      domains, files: of the N masks.
       classes: names of the classes, the background first, such as "disc", or "disc=1+2" with its
         values if these are not the usual ones above; empty to find their number.
-
-    Returns:
-      The names of the classes; u8[256], the class of each value, `UNLABELLED` for others; and
-      a note on them.
-
-    Raises:
-      ValueError: a value is not a class or may be two, or all masks have the same value alone.
     """
     names, values = _read_classes(classes)
     shown = np.flatnonzero(present.any(0)).tolist()
@@ -160,11 +142,9 @@ def classes_of(
     if len(shown) < 2 or unknown:
         # The rarest value is most likely the slip of one file.
         rarest = min(unknown or shown, key=lambda value: present[:, value].sum())
+        file, numbers = files[int(present[:, rarest].argmax())], first_few(list(map(str, shown)))
         raise ValueError(
-            f"{files[int(present[:, rarest].argmax())]} has the value {rarest}, and all masks "
-            f"together have {first_few(list(map(str, shown)))}: save at least two of 0 to "
-            f"{len(names) - 1 if names else 'C - 1'}, or 0 and 255, or state values, "
-            "data.classes=background=0,disc=128,cup=255"
+            f"{file} has the value {rarest}, and all masks together have {numbers}: {_VALUES}"
         )
     count = 1 + max(number for number in values.values() if number != UNLABELLED)
     regions = ["foreground"] if count == 2 else map(str, range(1, count))
@@ -178,13 +158,10 @@ def classes_of(
 
 def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
     """Returns the names of `data.classes`, and value -> class if every name states its values."""
-    names = tuple(entry.partition("=")[0] for entry in classes)
-    stated = [
-        (value, number)
-        for number, entry in enumerate(classes)
-        for value in entry.partition("=")[2].split("+")
-    ]
-    has_values = any("=" in entry for entry in classes)
+    entries = [entry.partition("=") for entry in classes]
+    names = tuple(name for name, _, _ in entries)
+    has_values = any(sign for _, sign, _ in entries)
+    stated = [(v, number) for number, entry in enumerate(entries) for v in entry[2].split("+")]
     values = {int(value): number for value, number in stated if value.isdecimal()}
     all_once = len(values) == len(stated) and max(values, default=0) < 256
     if len(names) == 1 or len(set(names)) < len(names) or (has_values and not all_once):

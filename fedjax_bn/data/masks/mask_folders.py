@@ -2,24 +2,19 @@
 
     left/images/1.jpg  left/masks/1.png  right/train/images/a.tif  right/train/masks/a.gif
 
-Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes; `assemble` has
-how values of masks become classes. A folder that itself holds images and masks is one domain, which
-`data.num_clients` divides. If folders name the part (train, val, test) of every image of a domain,
-the parts are its official split.
+Files are images, or volumes of NIfTI (.nii, .nii.gz), see `volumes`. A folder that itself holds
+images and masks is one domain. If folders name the part (train, val, test) of every image of a
+domain, the parts are its official split.
 
-The mask of an image has the same name, but for the suffix. Around or in `images` and `masks` there
-may be folders, such as train; others, such as `fov` for the field of view, are left out. For other
-names there are patterns, an image's and its mask's, relative to the domain's folder:
-`images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both have in common,
-* any text; neither matches a /. Where domains differ, several pairs of patterns are given, of which
-a domain takes the first that fits an image and a mask.
+The mask of an image has the same name, but for the suffix, in the same further folders. Patterns
+give other names, relative to the domain's folder: `images/{}_training.tif`, `masks/{}_manual1.gif`.
+{} matches the text that both have in common, * any text; neither matches a /. Of several pairs of
+patterns a domain takes the first that fits an image and a mask.
 
-A mask refers to its image as viewers show it, turned upright by its EXIF, or, with the orientation
-"stored", to the rows of its file; a mask with an EXIF orientation of its own is turned likewise. It
-is stretched as its image is, to the nearest value. It is a number for each pixel: grey of 1, 8 or
-16 bits, equal red, green and blue, or a palette. With a palette of greys a value is its grey, else
-the index of its colour. JPEG changes values, so masks in it are black and white: 255 from 128
-upwards.
+A mask is turned by its own EXIF orientation as its image is, and stretched to the nearest value. It
+is a number for each pixel: grey of 1, 8 or 16 bits, equal red, green and blue, or a palette. With a
+palette of greys a value is its grey, else the index of its colour. JPEG changes values, so masks in
+it are black and white: 255 from 128 upwards.
 """
 
 import re
@@ -43,14 +38,13 @@ from fedjax_bn.data.pixels.decode import (
     turn_of,
 )
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import IMAGENET, files_below, is_image, subfolders
-from fedjax_bn.data.source import TRAIN, Source, part_in
+from fedjax_bn.data.sets.folders import IMAGENET, chosen_folders, files_below, is_image, subfolders
+from fedjax_bn.data.source import Source, part_in
 from fedjax_bn.engine.inputs import UNLABELLED
 
 _WHERE = (
-    "it must hold a folder of each domain with one mask for each image, DOMAIN/images/NAME.jpg and "
-    "DOMAIN/masks/NAME.png, or files that the patterns of data.pairs fit, such as "
-    "images/{}.png,masks/{}_mask.png; data.domains chooses among folders"
+    "it must hold one mask for each image, DOMAIN/images/NAME.jpg and DOMAIN/masks/NAME.png, or "
+    "files that the patterns of data.pairs fit, such as images/{}.png,masks/{}_mask.png"
 )
 _ALONE = "images are divided one by one but for sides: if several are of a patient, set data.groups"
 
@@ -67,24 +61,19 @@ def load_mask_folders(
     orientation: str = UPRIGHT,
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
     Args:
-      path: the folder.
+      path, domains: the folder, and names of folders in it; empty for all.
       image_size: pixels a side of the squares.
-      domains: names of folders in it; empty for all.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
       groups: a regular expression, see `partition.groups_of`.
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
       plane, window: of scans, see `volumes.Slices`.
-      orientation, cache, progress: see `pixels.decode`.
-
-    Raises:
-      FileNotFoundError: a domain's folder is missing; further errors are those of `paired_source`.
+      orientation, **options: with `cache` and `progress`, see `pixels.decode`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
     root = Path(path or "PATH")
@@ -97,16 +86,11 @@ def load_mask_folders(
         names, note = groups_of(name, folder, images, groups)
         notes.append(note)
         parts = [part_in(image.relative_to(folder).parts[:-1]) for image in images]
-        # A split is official only if it says of every image what it is for.
-        if None in parts or TRAIN not in parts:
-            parts = [None] * len(parts)
         pairs_by_domain[name] = list(map(Pair, images, masks, names, parts))
     notes += [] if groups else [_ALONE]
-    conversion = _Images(image_size, large, orientation)
-    if scans:
-        conversion = Slices(image_size, plane=plane, window=tuple(map(float, window)))
-    how = {"cache": cache, "progress": progress}
-    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **how)
+    slices = Slices(image_size, plane=plane, window=tuple(map(float, window)))
+    conversion = slices if scans else _Images(image_size, large, orientation)
+    return paired_source("masks", root, pairs_by_domain, conversion, classes, notes, **options)
 
 
 class _Images(NamedTuple):
@@ -132,26 +116,26 @@ class _Images(NamedTuple):
             image = open_raster(pair.image.read_bytes())
             turn, tag = turn_of(image, self.orientation)
             # Tags above 4 exchange width and height.
-            width, height = image.size[::-1] if turn is not None and tag > 4 else image.size
-        with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), self.orientation)
-        if mask.size != (width, height):
+            size = image.size[::-1] if turn is not None and tag > 4 else image.size
+        mask = self._mask_of(pair)
+        if mask.size != size:
             raise ValueError(
-                f"{pair.mask} has {mask.width} x {mask.height} pixels, but its image {pair.image} "
-                f"has {width} x {height}: give a mask of the image's size, or set data.orientation "
-                "if EXIF turns one of them"
+                f"{pair.mask} has {mask.size} pixels, its image {pair.image} {size}: give masks of "
+                "the image's size, or set data.orientation if EXIF turns one of them"
             )
-        tiles = tile_places(height, width, self.image_size)
+        tiles = tile_places(mask.height, mask.width, self.image_size)
         return len(tiles) if self.numbered else 1, np.array(mask.histogram()) > 0
+
+    def _mask_of(self, pair: Pair) -> Any:
+        with corruption_named(pair.mask):
+            return open_mask(pair.mask.read_bytes(), self.orientation)
 
     def convert(self, pair: Pair, table: np.ndarray) -> tuple[np.ndarray, int]:
         from PIL.Image import Resampling
 
         with corruption_named(pair.image):
             image, tag = open_image(pair.image.read_bytes(), self.orientation)
-        with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), self.orientation)
-        size = self.image_size
+        mask, size = self._mask_of(pair), self.image_size
         if self.large == TILES:
             images, _ = cut(np.asarray(image), size)
             masks, _ = cut(table[np.asarray(mask)], size, UNLABELLED)
@@ -168,7 +152,7 @@ class _Images(NamedTuple):
 def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
     """Returns a mask as a Pillow image of mode L; the orientation is that of `decode.open_image`.
 
-    A ValueError says that it is not one image, or has colours, floats or numbers above 255.
+    A ValueError says that it has several frames, colours, floats or numbers above 255.
     """
     from PIL import Image
 
@@ -176,10 +160,8 @@ def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
     turn, _ = turn_of(image, orientation)
     frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
     if levels is None or frames > 1 or levels.min() < 0 or levels.max() > 255:
-        raise ValueError(
-            f"its pixels, {image.mode} of Pillow in {frames} frames, are not greys or numbers from "
-            "0 to 255: save it as a PNG with a number for each class"
-        )
+        form = f"{image.mode} of Pillow in {frames} frames"
+        raise ValueError(f"its pixels, {form}, are no classes: save a PNG of numbers 0 to 255")
     mask = Image.fromarray(levels.astype(np.uint8))
     return mask if turn is None else mask.transpose(turn)
 
@@ -196,10 +178,9 @@ def _levels_of(image: Any) -> np.ndarray | None:
         is_grey = (palette == palette[:, :1]).all()
         greys = np.pad(palette[:, 0], (0, 256 - len(palette)))
         return greys[np.asarray(image)] if is_grey else np.asarray(image)
-    if image.mode in ("RGB", "RGBA"):
-        colours = np.asarray(image)[..., :3]
-        if (colours == colours[..., :1]).all():
-            return colours[..., 0]
+    colours = np.asarray(image)[..., :3]
+    if image.mode in ("RGB", "RGBA") and (colours == colours[..., :1]).all():
+        return colours[..., 0]
     if image.mode.startswith("I"):
         numbers = np.asarray(image).astype(np.int64)
         # Multiples of 257 are bytes stretched to 16 bits.
@@ -209,21 +190,14 @@ def _levels_of(image: Any) -> np.ndarray | None:
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one."""
-    folders = {folder.name: folder for folder in subfolders(root)}
-    has_only_parts = all(part_in([name]) is not None for name in folders)
-    if folders and (has_only_parts or {"images", "masks"} & {name.lower() for name in folders}):
-        for domain in [inner for part in folders.values() for inner in subfolders(part)]:
-            # Else the domains inside of parts would silently become one.
-            if has_only_parts and (domain / "images").is_dir():
-                raise ValueError(f"{domain} is a domain in a part: move the part into the domain")
-        folders = {root.resolve().name: root}
-    missing = [name for name in domains if name not in folders]
-    if missing or not folders:
-        raise FileNotFoundError(
-            f"data.path={root} has the folders {first_few(list(folders)) or '(none)'}, but not "
-            f"{first_few(missing) or 'those of domains'}: {_WHERE}"
-        )
-    return {name: folders[name] for name in domains or folders}
+    folders = subfolders(root)
+    are_parts = bool(folders) and all(part_in([folder.name]) is not None for folder in folders)
+    for domain in [inner for part in folders for inner in subfolders(part)] if are_parts else ():
+        # Else the domains inside of parts would silently become one.
+        if (domain / "images").is_dir():
+            raise ValueError(f"{domain} is a domain in a part: move the part into the domain")
+    holds_pairs = {"images", "masks"} & {folder.name.lower() for folder in folders}
+    return chosen_folders(root, domains, are_parts or bool(holds_pairs), _WHERE)
 
 
 def _find_pairs(
@@ -231,10 +205,9 @@ def _find_pairs(
 ) -> list[tuple[Path, Path]]:
     """Returns the images and masks among the files of a domain, by their names or by patterns."""
     key, kinds = (_key_by, patterns) if patterns else (_key_in, ("images", "masks"))
-    for image_kind, mask_kind in zip(kinds[::2], kinds[1::2], strict=True):
+    for kinds_of_pair in zip(kinds[::2], kinds[1::2], strict=True):
         images, masks = (
-            {file: key(file.relative_to(folder), kind) for file in files}
-            for kind in (image_kind, mask_kind)
+            {file: key(file.relative_to(folder), kind) for file in files} for kind in kinds_of_pair
         )
         if any(images.values()) and any(masks.values()):
             break
@@ -244,20 +217,16 @@ def _find_pairs(
 def pair_files(
     images: Mapping[Path, str], masks: Mapping[Path, str], folder: Path, remedy: str
 ) -> list[tuple[Path, Path]]:
-    """Returns the pairs of files in a folder that have one key; those with the key "" are left out.
-
-    A ValueError says that there are none, or that a key does not have one image and one mask.
-    """
+    """Returns the pairs of files that have one key but ""; ValueError unless each file has one."""
     by_key: dict[str, tuple[list[Path], list[Path]]] = {}
     for position, keys in enumerate((images, masks)):
-        for file, key in keys.items():
-            if key:
-                by_key.setdefault(key, ([], []))[position].append(file)
+        for file in filter(keys.get, keys):
+            by_key.setdefault(keys[file], ([], []))[position].append(file)
     unpaired = [[*i, *m] for i, m in by_key.values() if (len(i), len(m)) != (1, 1)]
     if unpaired or not by_key:
-        culprits = first_few([str(file) for files in unpaired for file in files], 4)
+        files = [str(file) for culprits in unpaired for file in culprits] or ["no images"]
         raise ValueError(
-            f"{folder} needs one mask for each image, but has {culprits or 'no images'}: {remedy}"
+            f"{folder} needs one mask for each image, not {first_few(files, 4)}: {remedy}"
         )
     return [(image, mask) for (image,), (mask,) in by_key.values()]
 

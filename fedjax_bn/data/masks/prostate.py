@@ -2,20 +2,10 @@
 
     BIDMC/Case00.nii.gz  BIDMC/Case00_segmentation.nii.gz  ...  BMC/Case00_Segmentation.nii.gz  ...
 
-The sites are RUNMC, BMC, I2CVB, UCL, BIDMC and HK; HarmoFL's code calls the first two ISBI and
-ISBI_1.5. Labels 1 and 2 are joined: the classes are background and prostate. Slices have 384 x 384
-pixels in the published files. `volumes` has how they become images.
-
-Protocols, which divide patients or slices once and for all, are:
-
-    ""               all slices with their neighbours as channels; `data.split` divides patients
-    harmofl          slices with a label but the first and the last of a volume, with their
-                     neighbours as channels; 64, 16 and 20 % of a site's slices train, validate and
-                     test, so that slices of one patient do all three
-    fl_medsegbench   the same slices, cut to 256 pixels in the middle, three times as channels; 70,
-                     10 and 20 % of a site's patients train, validate and test
-
-The order in which a protocol divides is drawn from a fixed seed: HarmoFL's own order is not read.
+HarmoFL's code calls the sites RUNMC and BMC ISBI and ISBI_1.5. Labels 1 and 2 are joined. Slices
+have 384 x 384 pixels in the published files; `volumes` has how they become images. A protocol, of
+those that docs/datasets.md describes, divides patients or slices once and for all, in an order that
+is drawn from a fixed seed: HarmoFL's own order is not read.
 
 References: Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench", arXiv 2603.11659.
 """
@@ -23,6 +13,7 @@ References: Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench"
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +27,12 @@ from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 _SITES: Aliases = MappingProxyType(
-    {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
+    {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",), "I2CVB": (), "UCL": (), "BIDMC": (), "HK": ()}
 )
 _CLASSES = ("background=0", "prostate=1+2")
 _WHERE = (
-    "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
-    "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
+    "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK, or data.domains, with "
+    "CaseNN.nii.gz and CaseNN_segmentation.nii.gz (liuquande.github.io/SAML)"
 )
 _NOTES = {
     "harmofl": "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient "
@@ -58,43 +49,29 @@ def load_prostate(
     domains: Sequence[str] = (),
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Source:
     """Returns the source "prostate", slices u8[N, image_size, image_size, 3] with their masks.
 
-    Slices are named by their patient; with "harmofl", each has its own name.
-
-    Args:
-      path: the folder of the sites.
-      image_size: pixels a side.
-      protocol: one of `PROTOCOLS`, see above; its parts are the official ones.
-      domains: names of sites; empty for all.
-      plane, window: see `volumes.Slices`.
-      cache, progress: see `pixels.decode`.
-
-    Raises:
-      FileNotFoundError: a site's folder is missing; further errors are those of `paired_source`.
+    Slices are named by their patient; with "harmofl", each has its own name. The parts of a
+    protocol, see above, are the official ones. `domains` are sites, empty for all; `plane` and
+    `window` are as in `volumes.Slices`, the options `cache` and `progress` as in `pixels.decode`.
     """
     sites = {name: _SITES.get(name, ()) for name in domains or _SITES}
-    about = ("prostate", "prostate MRI", "T2 slices of six sites")
-    dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
-    root, folders = domain_folders(path, dataset)
+    root, folders = domain_folders(path, Published("prostate", domains=sites, where=_WHERE))
     pairs = {}
     for site, folder in folders.items():
         images, masks = {}, {}
-        for file in sorted(folder.iterdir()):
-            if is_volume(file.name):
-                # BMC writes _Segmentation, the others _segmentation.
-                case, ending, _ = stem_of(file).lower().partition("_segmentation")
-                (masks if ending else images)[file] = case
+        for file in sorted(file for file in folder.iterdir() if is_volume(file.name)):
+            # BMC writes _Segmentation, the others _segmentation.
+            case, ending, _ = stem_of(file).lower().partition("_segmentation")
+            (masks if ending else images)[file] = case
         pairs[site] = [
             Pair(image, mask, image.relative_to(root).as_posix())
             for image, mask in pair_files(images, masks, folder, _WHERE)
         ]
-    slices = prostate_slices(protocol, image_size, plane, window)
-    how = {"cache": cache, "progress": progress}
-    source = paired_source("prostate", root, pairs, slices, _CLASSES, **how)
+    how = prostate_slices(protocol, image_size, plane, window), _CLASSES
+    source = paired_source("prostate", root, pairs, *how, **options)
     if not protocol:
         return source
     pools = tuple(_divided(pool, protocol) for pool in source.pools)

@@ -4,13 +4,9 @@ Axes are exchanged and mirrored, without resampling, so that in every volume col
 right, rows to the front and slices to the top, as near as the header's affine allows (`plane` has
 other slices). A volume that is stored so gives the slices of HarmoFL's code (Jiang et al. 2022).
 Intensities are clipped to the smallest one and the 99 % quantile of the whole volume (if these are
-equal, to the greatest), or to `window`, and stretched to bytes, which are rounded down. Slices are
-cut to a square in their middle if `crop` is set, and stretched: images bilinear, masks to the
-nearest value.
-
-The three channels of an image are a slice between its two neighbours, the first and the last slice
-being their own neighbours, or three times the slice. `slices_of` makes the same slices of scans
-without masks, and `save_mask` scans of predicted masks.
+equal, to the greatest), or to `window`, and stretched to bytes, which are rounded down. The three
+channels are a slice between its two neighbours, the first and the last slice being their own, or
+three times the slice.
 """
 
 import gzip
@@ -38,12 +34,11 @@ class Slices(NamedTuple):
     """The conversion of volumes into square slices, see `assemble.Conversion`."""
 
     image_size: int  # pixels a side
-    channels: str = NEIGHBOURS  # "neighbours" or "repeated", see above
-    # pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice
-    crop: int = 0
+    channels: str = NEIGHBOURS  # "neighbours" or "repeated"
+    crop: int = 0  # pixels a side of the square cut out of a slice's middle; 0 for the whole slice
     plane: str = AXIAL  # of the slices: "axial", "coronal" or "sagittal"
     # (low, high), the intensities in the file's units that become 0 and 255, such as -160 and 240
-    # in CT; () for those of each volume, see above
+    # in CT; () for those of each volume
     window: tuple[float, ...] = ()
 
     numbered = True
@@ -70,12 +65,9 @@ class Slices(NamedTuple):
 
     def describe(self, misplaced: Sequence[str]) -> tuple[str, ...]:
         """Names masks that are not where their image is."""
-        if not (masks := [mask for mask in misplaced if mask]):
-            return ()
-        return (
-            f"masks with another place in space than their image: {first_few(masks, 3)}; voxels "
-            "belong together by their order in the file",
-        )
+        masks = first_few([mask for mask in misplaced if mask], 3)
+        note = f"masks with another place in space than their image: {masks}; voxels "
+        return (note + "belong together by their order in the file",) if masks else ()
 
     def spacing(self, pair: Pair) -> tuple[float, float, float]:
         """Returns the spacing of the stored slices, by the header's affine and unit."""
@@ -90,10 +82,9 @@ class Slices(NamedTuple):
 class _Grid(NamedTuple):
     """The voxels of a volume along columns, rows and slices, in this order."""
 
-    shape: tuple[int, int, int]  # their numbers
+    shape: tuple[int, int, int]
     affine: np.ndarray  # f64[4, 4], from a voxel's indices to its place in millimetres
-    # f64[3, 2], nibabel's orientation, which brings the file's axes into this order
-    turn: np.ndarray
+    turn: np.ndarray  # f64[3, 2], nibabel's orientation from the file's axes to this order
 
 
 def is_volume(name: str) -> bool:
@@ -102,16 +93,13 @@ def is_volume(name: str) -> bool:
 
 
 def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
-    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
-
-    A ValueError says that the file is not such a volume, or its slices are smaller than the crop.
-    """
+    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres."""
     grid = _grid_of(path, slices)
     return grid.shape[::-1], float(abs(np.linalg.det(grid.affine))) / 1000
 
 
 def slices_of(path: Path, slices: Slices) -> np.ndarray:
-    """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
+    """Returns the slices u8[D, size, size, 3] of a NIfTI volume."""
     return _images_of(path, _grid_of(path, slices), slices)
 
 
@@ -139,9 +127,7 @@ def _open(path: Path) -> Any:
     try:
         import nibabel
     except ImportError as error:
-        raise ImportError(
-            f"{path} is a NIfTI volume, which needs nibabel: pip install 'fedjax_bn[nifti]'"
-        ) from error
+        raise ImportError(f"{path} needs nibabel: pip install 'fedjax_bn[nifti]'") from error
     return nibabel.load(path)
 
 
@@ -154,7 +140,7 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
         from nibabel import orientations
 
         if len(volume.shape) != 3:
-            raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume")
+            raise ValueError(f"it has the shape {volume.shape}, not three axes")
         affine = np.array(volume.affine, np.float64)
         # The last three bits are the unit of length; the others are those of time.
         affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
@@ -173,24 +159,18 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
 def _grids_of(pair: Pair, slices: Slices) -> tuple[_Grid, np.ndarray, bool]:
     """Returns a volume's grid, its mask's turn, and whether both have the same place in space."""
     grid, mask_grid = _grid_of(pair.image, slices), _grid_of(pair.mask, slices._replace(crop=0))
-    if _same_place(grid, mask_grid):
-        return grid, mask_grid.turn, True
+    if grid.shape == mask_grid.shape:
+        # Two affine maps that agree at the corners agree at every voxel between them.
+        ends = np.array(grid.shape)[:, None] - 1
+        corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
+        shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
+        if (np.abs(shift) < _SHIFT).all():
+            return grid, mask_grid.turn, True
     shape, mask_shape = _open(pair.image).shape, _open(pair.mask).shape
     if mask_shape != shape:
         raise ValueError(f"{pair.mask} has the shape {mask_shape}, its image has {shape}")
     # A mask without its image's affine has the order of its voxels, not its own axes.
     return grid, grid.turn, False
-
-
-def _same_place(grid: _Grid, mask_grid: _Grid) -> bool:
-    """Returns whether the corners of two grids are at the same places, and have equal indices."""
-    if grid.shape != mask_grid.shape:
-        return False
-    # Two affine maps that agree at the corners agree at every voxel between them.
-    ends = np.array(grid.shape)[:, None] - 1
-    corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
-    shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
-    return bool((np.abs(shift) < _SHIFT).all())
 
 
 def _images_of(path: Path, grid: _Grid, slices: Slices) -> np.ndarray:
@@ -204,13 +184,13 @@ def _images_of(path: Path, grid: _Grid, slices: Slices) -> np.ndarray:
         high = voxels.max()
     # A volume of one intensity becomes 0.
     shares = (np.clip(voxels, low, high) - low) / ((high - low) or 1)
-    grey = (255 * shares).astype(np.uint8)
-    planes = _turned(grey, grid.turn)
+    planes = _turned((255 * shares).astype(np.uint8), grid.turn)
     stored = np.stack([_squared(plane, slices, "BILINEAR") for plane in planes])
-    steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
+    if slices.channels == REPEATED:
+        return np.stack([stored] * 3, -1)
     # The first and the last slice are their own neighbours.
-    index = [np.clip(np.arange(len(stored)) + step, 0, len(stored) - 1) for step in steps]
-    return np.stack([stored[rows] for rows in index], -1)
+    padded = np.pad(stored, ((1, 1), (0, 0), (0, 0)), mode="edge")
+    return np.stack([padded[:-2], stored, padded[2:]], -1)
 
 
 def _mask_of(path: Path) -> np.ndarray:
@@ -220,10 +200,8 @@ def _mask_of(path: Path) -> np.ndarray:
         mask = np.clip(np.rint(voxels), 0, 255).astype(np.uint8)
         changed = ~(np.abs(voxels - mask.astype(float)) <= _ROUNDING)
     if changed.any():
-        raise ValueError(
-            f"{path} has the value {voxels[changed][0]:g}; labels are whole numbers 0 to 255, to a "
-            "thousandth: resample masks to the nearest value"
-        )
+        value = f"{voxels[changed][0]:g}; labels are whole numbers 0 to 255"
+        raise ValueError(f"{path} has the value {value}: resample masks to the nearest value")
     return mask
 
 

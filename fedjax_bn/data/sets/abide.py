@@ -8,16 +8,11 @@ that the Preprocessed Connectomes Project publishes for one atlas (its pipelines
 
 A sample is the connectome of a window of 32 frames, the correlations of all pairs of R regions as
 a vector f32[R (R - 1) / 2]: 6105 features for the Harvard-Oxford atlas (111 regions), 19900 for
-CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145 windows of each
-subject at NYU. All windows of a subject have its name, so that no split separates them.
+CC200. FedBN D.4 slides the window frame by frame: 145 windows of each subject at NYU, 1.6 GB for
+four sites. All windows of a subject have its name, so that no split separates them.
 
-Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take
-1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` saves
-memory at little loss. With a cache they are memory-mapped from disk.
-
-References: Di Martino et al., "The autism brain imaging data exchange", Molecular Psychiatry 2014;
-Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021,
-section 5.2 and appendix D.4.
+References: Di Martino et al., Molecular Psychiatry 2014; Craddock et al., "The Neuro Bureau
+Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021, section 5.2 and appendix D.4.
 """
 
 from collections.abc import Sequence
@@ -34,19 +29,16 @@ from fedjax_bn.data.source import Pool, Source
 
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
-_REMEDY = (
-    "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
-    "fedjax_bn/data/sets/abide.py describes"
-)
+_REMEDY = "fetch it and one atlas' series from preprocessed-connectomes-project.org/abide"
 
 
 class _Subject(NamedTuple):
-    """A person: FILE_ID, SITE_ID, label (1 patient, 0 control) and series f64[T, R]."""
+    """A person."""
 
-    name: str
+    name: str  # FILE_ID
     site: str
-    label: int
-    series: np.ndarray
+    label: int  # 1 patient, 0 control
+    series: np.ndarray  # f64[T, R]
 
 
 def load_abide(
@@ -60,19 +52,15 @@ def load_abide(
 ) -> Source:
     """Returns ABIDE I as f32[N, R (R - 1) / 2], one pool a site; label 1 is a patient.
 
-    A region that does not vary within a window correlates 0 with all others.
+    A region that does not vary within a window correlates 0 with all others. The paper's vectors
+    have 5995 features, for 110 regions; here all 111 of the Harvard-Oxford atlas are kept.
 
     Args:
-      path: the folder, laid out as above.
-      sites: the SITE_ID to take, in this order; empty for all that have series, by name. FedBN's
-        four are NYU, USM, UM_1 and UCLA_1.
+      path, cache: see `data.sets`.
+      sites: the SITE_ID to take; empty for all. FedBN's four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
-      cache: folder of the samples; without one they are held in memory.
-
-    Differs from the paper: its vectors have 5995 features, for 110 regions, and it does not state
-    which of the 111 published regions of the Harvard-Oxford atlas it leaves out; here all are kept.
     """
     subjects = _read_subjects(Path(path), atlas, window, sites)
 
@@ -112,19 +100,15 @@ def _read_subjects(path: Path, atlas: str, window: int, sites: Sequence[str]) ->
         site, group = table.get(name, ("", "missing"))
         if sites and name in table and site not in sites:
             continue
-        subject = _Subject(name, site, _LABELS.get(group, -1), _read_series(file))
-        subjects.append(subject)
-        if group not in _LABELS:
-            faults.append(f"{name} has the DX_GROUP {group!r}")
-        if len(subject.series) < window:
-            faults.append(f"{name} has {len(subject.series)} frames")
-        if subject.series.shape[1] != (regions := subjects[0].series.shape[1]):
-            faults.append(f"{name} has {subject.series.shape[1]} regions, another {regions}")
+        series = _read_series(file)
+        subjects.append(_Subject(name, site, _LABELS.get(group, -1), series))
+        (frames, count), regions = series.shape, subjects[0].series.shape[1]
+        faults += [f"{name} has the DX_GROUP {group!r}, not 1 or 2"] * (group not in _LABELS)
+        faults += [f"{name} has {frames} frames"] * (frames < window)
+        faults += [f"{name} has {count} regions, another {regions}"] * (count != regions)
     if faults:
-        raise ValueError(
-            f"{path}: {first_few(faults)}: sites with series are {', '.join(present)}; a subject "
-            f"needs a row with the DX_GROUP 1 or 2, {window} frames and as many regions as others"
-        )
+        names = ", ".join(present)
+        raise ValueError(f"{path}: {first_few(faults)}, for windows of {window}, of sites {names}")
     return subjects
 
 
@@ -137,10 +121,9 @@ def _find_series(path: Path, atlas: str) -> dict[str, Path]:
         raise FileNotFoundError(f"data.path {path} has no series {pattern}; {_REMEDY}")
     files = {file.stem.rpartition("_rois_")[0]: file for file in series}
     if len(files) < len(series):
-        twice = [str(file) for file in series if file not in files.values()]
+        twice = first_few([str(file) for file in series if file not in files.values()], 3)
         raise ValueError(
-            f"{path} has several series of a subject, such as {first_few(twice, 3)}; choose one by "
-            "atlas, and keep those of one pipeline"
+            f"{twice}: several series of a subject; keep or choose (atlas) one of each"
         )
     return files
 
@@ -153,10 +136,8 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
             if {*columns} <= {*(table.fieldnames or ())}:
                 tables[file.name] = [[(row[c] or "").strip() for c in columns] for row in table]
     if len(tables) != 1:
-        raise FileNotFoundError(
-            f"{path} has the tables {', '.join(tables) or 'none'} with the columns "
-            f"{', '.join(columns)}; it needs one: {_REMEDY}"
-        )
+        wrong = f"{path} has the tables {', '.join(tables) or 'none'}"
+        raise FileNotFoundError(f"{wrong}; it needs one with {', '.join(columns)}: {_REMEDY}")
     (rows,) = tables.values()
     # pandas may write 1.0 for 1
     return {name: (site, group.removesuffix(".0")) for name, site, group in rows}

@@ -3,20 +3,16 @@
     clear/images/1.jpg  clear/labels/1.txt  fog/images/2.jpg  fog/labels/2.txt     (YOLO)
     clear/annotations/instances_train.json  clear/images/1.jpg  ...                (COCO)
 
-A folder that is itself in such a form is one domain, which `data.num_clients` divides. If folders
-or files name the part (train, val, test) of every image of a domain, the parts are its official
-split. Images keep their shape, see `pixels.decode`.
+A folder that is itself in such a form is one domain. If folders or files name the part (train, val,
+test) of every image of a domain, the parts are its official split. Images keep their shape.
 
-YOLO has a text file for each image. A line is "class cx cy w h", the number of the class, the
-centre, width and height in shares of the image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an
-outline, whose extent is the box. Images may also be in train/images, or beside their text files.
-The names of the classes are under `names` of a YAML file, or in classes.txt, one per line, which
-may be among the labels; without either they are numbers. An image without a text file has no boxes.
+YOLO has a text file for each image, in labels/ or beside it; without one it has no boxes. A line is
+"class cx cy w h", the number of the class and the centre, width and height in shares of the image,
+or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. The names of
+the classes are under `names` of a YAML file or in classes.txt; without either they are numbers.
 
-COCO (Lin et al., ECCV 2014) has one file of JSON for many images, which are in images/, beside the
-file, or in train/: {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id",
-"name"}], "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are
-in pixels. Crowds stay crowds, see `data.labels`.
+COCO (Lin et al., ECCV 2014) has files of JSON with "images", "categories" and "annotations" for
+many images, which are in images/, beside the file, or in train/. Crowds stay crowds.
 
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or, with the orientation
 "stored", to the rows of its file. If the labels state the width and height of the other one of
@@ -46,34 +42,28 @@ from fedjax_bn.data.pixels.decode import (
     to_square,
 )
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
+from fedjax_bn.data.sets.folders import chosen_folders, files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
 
 _WHERE = (
-    "data.path must hold images with boxes, or a folder of such for each domain that data.domains "
-    "chooses, all in one form: images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO; "
-    "launch/convert makes it of VOC, BDD100K, Cityscapes and Mapillary Vistas)"
+    "data.path must hold images with boxes, or such a folder for each of data.domains, in one form:"
+    " images/*.jpg with labels/*.txt (YOLO) or annotations/*.json (COCO; launch/convert makes it)"
 )
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
 _OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
+_MOST = 100  # boxes of an image
+_SMALLEST = f"boxes left out, the smallest of images with more than {_MOST}"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 
 
-class _Box(NamedTuple):
-    """A box as written in the labels."""
-
-    label: str  # the name of its class
-    corners: tuple[float, ...]  # x1, y1, x2, y2 from the left and upper edge; x2 - x1 is its width
-    crowd: bool = False  # whether the box holds a group of objects, see `data.labels`
-
-
 class _Labelled(NamedTuple):
-    """An image and its boxes."""
+    """An image and its boxes, of all classes, as written in the labels."""
 
     file: Path
-    boxes: Sequence[_Box]  # of all classes
+    # name of the class; x1, y1, x2, y2 from the left and upper edge; whether it is a crowd
+    boxes: Sequence[tuple[str, tuple[float, ...], bool]]
     size: tuple[int, int] | None  # width and height, if the labels state them
     part: int | None  # TRAIN, VALIDATION or TEST, if names state it
 
@@ -85,52 +75,35 @@ def load_boxes(
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
     name: str = "boxes",
-    max_boxes: int = 100,
-    cache: str | Path | None = None,
-    progress: bool = True,
-    orientation: str = UPRIGHT,
+    **options: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their boxes, one pool a domain.
 
-    Boxes are cut at the border of their image; the notes count what was cut or left out.
-
-    Args:
-      path: the folder.
-      image_size: pixels a side of the squares.
-      domains: names of folders in it; empty for all.
-      classes: names, in the order of their numbers; empty for all. Boxes of others are left out.
-      name: of the source.
-      max_boxes: of an image; an image with more keeps its largest.
-      cache, progress, orientation: see `pixels.decode`.
+    Boxes are cut at the border of their image, and an image with more than 100 keeps its largest;
+    the notes count what was cut or left out.
+    Boxes of classes that are not chosen are left out. `name` is that of the source.
     """
     root = Path(path or "PATH")
-    folders = _domain_folders(root, domains)
-    named_classes, labelled, in_pixels = _read_labels(root, folders)
-    if absent := [label for label in classes if label not in named_classes]:
-        raise ValueError(
-            f"data.classes names {first_few(absent)}, but {root} has {first_few(named_classes)}"
-        )
-    numbers = {label: number for number, label in enumerate(classes or named_classes)}
+    folders = chosen_folders(root, domains, _is_domain(root), _WHERE)
+    classes_read, labelled, in_pixels = _read_labels(root, folders)
+    if absent := [label for label in classes if label not in classes_read]:
+        raise ValueError(f"{root} has no class {first_few(absent)}, but {first_few(classes_read)}")
+    numbers = {label: number for number, label in enumerate(classes or classes_read)}
     rows = [row for of_domain in labelled.values() for row in of_domain]
     files = [row.file for row in rows]
-    if missing := [file for file in files if not file.is_file()]:  # before hours of decoding
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} labelled images are not in {root}: "
-            f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
-        )
-    options = {"cache": cache, "orientation": orientation}
-    images, converted = decode(
-        files, image_size, root=root, progress=progress, letterbox=True, **options
-    )
-    placed, counted = [], Counter()  # what is changed or left out, and how often
-    for row, frame in zip(rows, _frames_of(files, root, **options).tolist(), strict=True):
-        corners, numbers_of_boxes = _place(row, frame, numbers, in_pixels, max_boxes, counted)
-        placed.append((to_square(corners, *frame[:2], image_size), numbers_of_boxes))
+    sample_names = np.array(relative_names(files, root))
+    if missing := [str(file) for file in files if not file.is_file()]:  # before hours of decoding
+        raise FileNotFoundError(f"labelled images are missing, unpack them: {first_few(missing)}")
+    images, converted = decode(files, image_size, root=root, letterbox=True, **options)
+    counted: Counter[str] = Counter()  # what is changed or left out, and how often
+    frames, how = _frames_of(files, root, **options).tolist(), (numbers, in_pixels, counted)
+    placed = [_place(row, frame, *how) for row, frame in zip(rows, frames, strict=True)]
     longest = max(1, *(len(image_classes) for _, image_classes in placed))
     boxes = np.zeros((len(placed), longest, 4), np.float32)
     box_classes = np.full((len(placed), longest), PADDING, np.int32)
     for k, (corners, image_classes) in enumerate(placed):
-        boxes[k, : len(corners)], box_classes[k, : len(corners)] = corners, image_classes
+        boxes[k, : len(corners)] = to_square(corners, *frames[k][:2], image_size)
+        box_classes[k, : len(corners)] = image_classes
     # Rounded to float32, a box of nearly no area may have none.
     sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
     boxes = np.where(sound[..., None], boxes, 0)
@@ -139,7 +112,6 @@ def load_boxes(
     notes = [f"{count} {kind}" for kind, count in counted.items() if count]
     if not counts.any():
         raise ValueError(f"{root} has {len(files)} images, but none with a box: {'; '.join(notes)}")
-    sample_names = np.array(relative_names(files, root))
     pools, start = [], 0
     for domain, of_domain in labelled.items():
         members = slice(start, start := start + len(of_domain))
@@ -149,10 +121,8 @@ def load_boxes(
         is_official = None not in parts and TRAIN in parts
         official = np.array(parts, np.int8) if is_official else None
         pools.append(Pool(domain, images[members], labels, sample_names[members], official))
-    about = (
-        f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
-        f"boxes, at most {counts.max()} in one"
-    )
+    about = f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
+    about += f"boxes, at most {counts.max()} in one"
     # YOLO's detectors read u8/255, without mean and deviation.
     key = f"letterbox {hash_of_files(files, root, image_size)}"
     form = name, tuple(numbers), tuple(pools), (0.0,) * 3, (1.0,) * 3
@@ -164,15 +134,15 @@ def _place(
     frame: Sequence[int],
     numbers: Mapping[str, int],
     in_pixels: bool,
-    max_boxes: int,
     counted: Counter[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of it, and their classes i32[n]."""
     width, height, tag = frame
-    chosen = [box for box in row.boxes if box.label in numbers]
+    chosen = [box for box in row.boxes if box[0] in numbers]
+    classes = [crowd(numbers[name]) if is_crowd else numbers[name] for name, _, is_crowd in chosen]
     counted[_OTHER_CLASS] += len(row.boxes) - len(chosen)
-    counted[_CROWDS] += sum(box.crowd for box in chosen)
-    corners = np.array([box.corners for box in chosen], np.float64).reshape(-1, 4)
+    counted[_CROWDS] += sum(is_crowd for _, _, is_crowd in chosen)
+    corners = np.array([corners for _, corners, _ in chosen], np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
     # Only tags above 4 exchange width and height, so only there the size shows the boxes' frame.
     if tag > 4 and width != height and row.size == (height, width):
@@ -190,17 +160,15 @@ def _place(
     counted[_NO_AREA] += int((~has_area).sum())
     counted[_CLIPPED] += int(is_cut.sum())
     index = np.flatnonzero(has_area)
-    if len(index) > max_boxes:
-        kind = f"boxes left out, the smallest of images with more than {max_boxes}"
-        counted[kind] += len(index) - max_boxes
-        areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
-        largest = np.argsort(-areas, kind="stable")[:max_boxes]
-        index = index[np.sort(largest)]
-    classes = [crowd(numbers[box.label]) if box.crowd else numbers[box.label] for box in chosen]
+    counted[_SMALLEST] += max(len(index) - _MOST, 0)
+    areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
+    index = index[np.sort(np.argsort(-areas, kind="stable")[:_MOST])]
     return inside[index], np.array(classes, np.int32)[index]
 
 
-def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: str) -> np.ndarray:
+def _frames_of(
+    files: Sequence[Path], root: Path, cache: Any = None, orientation: str = UPRIGHT, **_: Any
+) -> np.ndarray:
     """Returns i32[N, 3], cached: width and height of each image as used, and a tag."""
     # The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
     # images are used upright, else from the upright frame.
@@ -220,25 +188,15 @@ def _frames_of(files: Sequence[Path], root: Path, *, cache: Any, orientation: st
     return cached_numbers(cache, name, files, frame, 3)
 
 
-def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
-    """Returns the folder of each domain: those in `root`, or `root` itself if it is one set."""
-    folders = {folder.name: folder for folder in subfolders(root)}
-    is_set = any(
-        name in ("images", "labels", "annotations") or part_in([name]) is not None
-        for name in folders
-    )
-    # So is a folder that itself holds images with labels beside them; a lone picture is none.
+def _is_domain(root: Path) -> bool:
+    """Returns whether a folder is itself in one of the forms, or has no folders."""
+    names = [folder.name for folder in subfolders(root)]
+    is_form = {"images", "labels", "annotations"} & {*names} or part_in(names) is not None
+    # So it is with labels beside its images; a lone picture is no domain.
     images = [file for file in root.glob("*") if is_image(file.name)]
-    is_set |= any(file.with_suffix(".txt").is_file() for file in images)
-    if is_set or not folders or (images and any(root.glob("[!.]*.json"))):
-        folders = {root.resolve().name: root} if root.is_dir() else {}
-    missing = [name for name in domains if name not in folders]
-    if missing or not folders:
-        raise FileNotFoundError(
-            f"{root} lacks {first_few(missing) or 'images'}, it has the folders "
-            f"{first_few(list(folders)) or 'none'}: {_WHERE}"
-        )
-    return {name: folders[name] for name in domains or folders}
+    texts = [file for file in images if file.with_suffix(".txt").is_file()]
+    has_labels = texts or (images and any(root.glob("[!.]*.json")))
+    return root.is_dir() and bool(is_form or has_labels or not names)
 
 
 def _read_labels(
@@ -246,30 +204,28 @@ def _read_labels(
 ) -> tuple[list[str], dict[str, list[_Labelled]], bool]:
     """Returns the names of all classes, domain -> its images, and whether boxes are in pixels."""
     # Otherwise boxes are in shares of their image. The domains have one form, and `root` around
-    # them may name the classes. A ValueError names a file that is damaged or not in the form.
+    # them may name the classes.
     files = {domain: files_below(folder) for domain, folder in folders.items()}
-    pairs = {domain: _label_files(folder, files[domain]) for domain, folder in folders.items()}
-    coco = [domain for domain, texts in pairs.items() if not any(texts.values())]
-    classes: dict[str, None] = {}
+    images = {
+        d: [file for file in of_domain if is_image(file.name)] for d, of_domain in files.items()
+    }
     labelled: dict[str, list[_Labelled]] = {}
+    coco = [d for d in folders if not any(_label_file(i, folders[d]).is_file() for i in images[d])]
     if not coco:
         class_names = _class_names([root, *folders.values()])
         for domain, folder in folders.items():
-            labelled[domain] = _read_yolo(folder, pairs[domain], class_names)
+            labelled[domain] = [_read_yolo(image, folder, class_names) for image in images[domain]]
         if not class_names:  # the greatest number shows how many there are
             boxes = [box for rows in labelled.values() for row in rows for box in row.boxes]
-            largest = max((int(box.label) for box in boxes), default=-1)
+            largest = max((int(label) for label, _, _ in boxes), default=-1)
             class_names = list(map(str, range(largest + 1)))
         return class_names, labelled, False
-    json_files = {
-        domain: [path for path in files[domain] if path.suffix == ".json"] for domain in coco
-    }
-    empty = [domain for domain, paths in json_files.items() if not paths]
-    if empty or len(coco) < len(folders):
-        raise ValueError(
-            f"{folders[(empty or coco)[0]]} has no boxes, or not in the form of other domains: "
-            f"{_WHERE}"
-        )
+    json_files = {d: [file for file in files[d] if file.suffix == ".json"] for d in coco}
+    faults = [domain for domain in coco if not json_files[domain]]
+    if faults or len(coco) < len(folders):
+        folder = folders[(faults or coco)[0]]
+        raise ValueError(f"{folder} has no boxes, or not in the form of other domains: {_WHERE}")
+    classes: dict[str, None] = {}
     for domain, paths in json_files.items():
         # COCO's other files (of key points, captions) have the same keys as its instances_*.
         instances = [path for path in paths if path.stem.startswith("instances")] or paths
@@ -278,18 +234,13 @@ def _read_labels(
     return list(classes), labelled, True
 
 
-def _label_files(folder: Path, files: Sequence[Path]) -> dict[Path, Path | None]:
-    """Returns the images of a domain, each with its text file in YOLO's form, if it has one."""
-    label_files: dict[Path, Path | None] = {}
-    for image in (file for file in files if is_image(file.name)):
-        # images/train/a.jpg has labels/train/a.txt; an image elsewhere has it beside.
-        parts = list(image.relative_to(folder).with_suffix(".txt").parts)
-        if "images" in parts:
-            position = len(parts) - 1 - parts[::-1].index("images")
-            parts[position] = "labels"
-        label_file = folder.joinpath(*parts)
-        label_files[image] = label_file if label_file.is_file() else None
-    return label_files
+def _label_file(image: Path, folder: Path) -> Path:
+    """Returns where an image of a domain has its text file in YOLO's form."""
+    # images/train/a.jpg has labels/train/a.txt; an image elsewhere has it beside.
+    *above, name = image.relative_to(folder).with_suffix(".txt").parts
+    if "images" in above:
+        above[len(above) - 1 - above[::-1].index("images")] = "labels"
+    return folder.joinpath(*above, name)
 
 
 def _class_names(folders: Sequence[Path]) -> list[str]:
@@ -300,12 +251,12 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
         listed = [folder / "classes.txt", folder / "labels" / "classes.txt"]
         for path in (*sorted(folder.glob("[!.]*.y*ml")), *filter(Path.is_file, listed)):
             with corruption_named(path):
-                text = path.read_text("utf-8-sig")
+                names: Any = path.read_text("utf-8-sig")
                 if path.suffix == ".txt":
-                    names: Any = [line.strip() for line in text.splitlines() if line.strip()]
+                    names = [line.strip() for line in names.splitlines() if line.strip()]
                 else:
                     # The safe loader creates no objects of Python classes.
-                    names = (yaml.safe_load(text) or {}).get("names")
+                    names = (yaml.safe_load(names) or {}).get("names")
                 if isinstance(names, dict):
                     names = [names[number] for number in range(len(names))]
             if names:
@@ -313,25 +264,19 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
     return []
 
 
-def _read_yolo(
-    folder: Path, label_files: Mapping[Path, Path | None], classes: Sequence[str]
-) -> list[_Labelled]:
-    """Returns the images of a domain with boxes in shares; without classes, labels are numbers."""
-    labelled = []
-    for image, path in label_files.items():
-        boxes = []
-        with corruption_named(path or image):
-            lines = path.read_text("utf-8-sig").splitlines() if path else []
-            for number, line in enumerate(lines, 1):
-                words = line.split()
-                if words:
-                    boxes.append(_read_line(words, number, classes))
-        part = part_in(image.relative_to(folder).parts[:-1])
-        labelled.append(_Labelled(image, boxes, None, part))
-    return labelled
+def _read_yolo(image: Path, folder: Path, classes: Sequence[str]) -> _Labelled:
+    """Returns an image of a domain with boxes in shares; without classes, labels are numbers."""
+    path = _label_file(image, folder)
+    with corruption_named(path):
+        lines = path.read_text("utf-8-sig").splitlines() if path.is_file() else []
+        rows = [(number, line.split()) for number, line in enumerate(lines, 1)]
+        boxes = [_read_line(words, number, classes) for number, words in rows if words]
+    return _Labelled(image, boxes, None, part_in(image.relative_to(folder).parts[:-1]))
 
 
-def _read_line(words: Sequence[str], row: int, classes: Sequence[str]) -> _Box:
+def _read_line(
+    words: Sequence[str], row: int, classes: Sequence[str]
+) -> tuple[str, tuple[float, ...], bool]:
     label, numbers = words[0], []
     with suppress(ValueError):  # of a word that is no number
         label, *numbers = map(float, words)
@@ -342,7 +287,7 @@ def _read_line(words: Sequence[str], row: int, classes: Sequence[str]) -> _Box:
         (x, width), (y, height) = across, down
         across, down = [x - width / 2, x + width / 2], [y - height / 2, y + height / 2]
     corners = min(across), min(down), max(across), max(down)
-    return _Box(classes[int(label)] if classes else f"{label:.0f}", corners)
+    return classes[int(label)] if classes else f"{label:.0f}", corners, False
 
 
 def _read_coco(path: Path, folder: Path, classes: dict[str, None]) -> list[_Labelled]:
@@ -351,13 +296,13 @@ def _read_coco(path: Path, folder: Path, classes: dict[str, None]) -> list[_Labe
         content = json.loads(path.read_text("utf-8-sig"))
         rows, categories = content["images"], content["categories"]
         class_names = {row["id"]: str(row["name"]) for row in categories}
-        boxes: dict[Any, list[_Box]] = {row["id"]: [] for row in rows}
+        boxes: dict[Any, list[Any]] = {row["id"]: [] for row in rows}
         if len(boxes) < len(rows) or len(class_names) < len(categories):
             raise ValueError("two images or two categories have one id")
         for row in content["annotations"]:
             x, y, width, height = map(float, row["bbox"])
             label, corners = class_names[row["category_id"]], (x, y, x + width, y + height)
-            boxes[row["image_id"]].append(_Box(label, corners, bool(row.get("iscrowd"))))
+            boxes[row["image_id"]].append((label, corners, bool(row.get("iscrowd"))))
         names = [PurePosixPath(row["file_name"]) for row in rows]  # COCO writes / on every system
         if outside := [str(name) for name in names if name.is_absolute() or ".." in name.parts]:
             raise ValueError(f"'file_name' {outside[0]!r} leads out of the folder")

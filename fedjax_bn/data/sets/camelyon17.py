@@ -4,15 +4,11 @@
     patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png
 
 The class is whether the middle 32x32 pixels of a patch of 96x96 hold tumour. A domain is a
-hospital, "center0" to "center4" by the column `center`: 59436, 34904, 85054, 129838 and 146722
-patches, 455,954 together, ten slides each.
+hospital, "center0" to "center4" by the column `center`, with ten slides each. WILDS trains on
+centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the unseen
+"hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
 
-WILDS trains on centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the
-unseen "hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
-
-References: Bandi et al., "From detection of individual metastases to classification of lymph node
-status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al., "WILDS: a
-benchmark of in-the-wild distribution shifts", ICML 2021.
+References: Bandi et al., IEEE TMI 2018; Koh et al., "WILDS", ICML 2021.
 """
 
 from pathlib import Path
@@ -30,50 +26,35 @@ _CAMELYON17 = Published(
     name="camelyon17",
     classes={"normal": (), "tumor": ()},
     counts={f"center{k}": count for k, count in enumerate(_COUNTS)},
-    where=(
-        "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
-        "wilds.get_dataset('camelyon17', download=True)), with metadata.csv and patches/"
-    ),
+    where="it must be the folder camelyon17_v1.0 of wilds.stanford.edu",
 )
 
 
 def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -> Source:
-    """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
+    """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains, normalized as WILDS does.
 
-    Args:
-      path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
-      image_size: pixels a side; patches are resized if it is not 96.
-      **options: `cache` (12.6 GB), `progress` and `orientation` of `decode`.
-
-    Returns:
-      Source "camelyon17", normalized as WILDS does; the group "unseen" is centers 1 and 2. Parts
-      are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all of
-      center 1 validation, all of center 2 test.
+    Parts are those of WILDS: centers 0, 3 and 4 by the column `split` (0 train, 1 validation), all
+    of center 1 validation, all of center 2 test; these two are the group "unseen".
+    A cache has 12.6 GB.
     """
     root = Path(path, "camelyon17_v1.0")
     root = root if root.is_dir() else Path(path)
     if not (root / "metadata.csv").is_file():
         raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_CAMELYON17.where}")
-    centers = _read_table(root / "metadata.csv")
-    listings = []
-    for center in sorted(centers):
-        names, labels, parts = zip(*centers[center], strict=True)
-        files, parts = [root / name for name in names], np.array(parts, np.int8)
-        listings.append(Listing(f"center{center}", files, np.array(labels, np.int32), parts))
-    source = folder_source(_CAMELYON17, root, listings, image_size, **options)
-    unseen = tuple(f"center{center}" for center in _PARTS if center in centers)
-    return source._replace(groups={"unseen": unseen} if unseen else {})
-
-
-def _read_table(path: Path) -> dict[int, list[tuple[str, int, int]]]:
-    """Returns center -> file, class and part of each of its patches, in the table's order."""
-    centers: dict[int, list[tuple[str, int, int]]] = {}
-    with open_table(path) as table:
+    centers: dict[int, list[tuple[Path, int, int]]] = {}
+    with open_table(root / "metadata.csv") as table:
         for row in table:
             # Patient numbers have three digits, but a spreadsheet may have removed leading zeros.
             slide = f"patient_{int(row['patient']):03}_node_{row['node']}"
-            file = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+            file = root / f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
             center, part = int(row["center"]), (TRAIN, VALIDATION)[int(row["split"])]
             patch = file, int(row["tumor"]), _PARTS.get(center, part)
             centers.setdefault(center, []).append(patch)
-    return centers
+    listings = []
+    for center in sorted(centers):
+        files, labels, parts = zip(*centers[center], strict=True)
+        arrays = np.array(labels, np.int32), np.array(parts, np.int8)
+        listings.append(Listing(f"center{center}", list(files), *arrays))
+    source = folder_source(_CAMELYON17, root, listings, image_size, **options)
+    unseen = tuple(f"center{center}" for center in _PARTS if center in centers)
+    return source._replace(groups={"unseen": unseen} if unseen else {})

@@ -3,13 +3,11 @@
 Published as `CORRUPTION.npy` u8[50000, 32, 32, 3], 10,000 photographs at severity 1, then the same
 at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967).
 
-All corruptions show the same photographs, so in the papers (`configs/cifar10_c.py`) unseen clients
-show the training clients' photographs: the corruption is unseen, not the photograph. A photograph
-has one name, such as "test/00017", in all domains, so that no split has one both in training and in
-validation.
+All corruptions show the same photographs, so in the papers unseen clients show the training
+clients' photographs: the corruption is unseen, not the photograph. A photograph has one name, such
+as "test/00017", in all domains, so that no split separates its copies.
 
-Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019.
+Reference: Hendrycks & Dietterich, ICLR 2019.
 """
 
 from collections.abc import Sequence
@@ -43,10 +41,7 @@ _CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 _SIDE = 32
-_WHERE = (
-    "CIFAR-10-C is a folder with labels.npy and gaussian_noise.npy to saturate.npy (the unpacked "
-    "CIFAR-10-C.tar of zenodo.org/records/2535967)"
-)
+_WHERE = "unpack CIFAR-10-C.tar of zenodo.org/records/2535967"
 
 
 def load_cifar10_c(
@@ -59,17 +54,14 @@ def load_cifar10_c(
 ) -> Source:
     """Returns CIFAR-10-C as u8[N, 32, 32, 3], ten classes, a domain for each corruption.
 
+    `groups` are the four types and "extra". Images are memory-mapped if severities are consecutive
+    and not resized.
+
     Args:
-      path: the published folder, or one that holds it as `CIFAR-10-C`.
+      path, cache: see `data.sets`.
       corruptions: the domains, of `CORRUPTIONS`.
       severities: some of 1 to 5. A domain has them one after the other.
-      image_size: pixels a side; images are resized if it is not 32 (256 in the papers: 29 GB for
-        the 15 common corruptions at one severity).
-      cache: folder for resized images; without one they are held in memory.
-
-    Returns:
-      Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
-      "extra". Severities are memory-mapped if they are consecutive and not resized.
+      image_size: pixels a side; 256 in the papers is 29 GB for 15 corruptions at one severity.
     """
     levels = sorted(map(str, severities))
     choices = {"corruptions": (corruptions, CORRUPTIONS), "severities": (levels, _SEVERITIES)}
@@ -77,7 +69,17 @@ def load_cifar10_c(
         if not chosen or not set(chosen) <= set(allowed):
             raise ValueError(f"{argument} is {list(chosen)}; choose from {', '.join(allowed)}")
     folder = Path(path, "CIFAR-10-C")
-    labels, arrays = _read_published(folder if folder.is_dir() else Path(path), corruptions)
+    folder = folder if folder.is_dir() else Path(path)
+    files = {name: folder / f"{name}.npy" for name in ("labels", *corruptions)}
+    if missing := [file.name for file in files.values() if not file.is_file()]:
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {_WHERE}")
+    labels = _read_labels(files["labels"])
+    arrays = {}
+    for name in corruptions:
+        with corruption_named(files[name]):
+            arrays[name] = array = np.load(files[name], mmap_mode="r")
+            if (array.dtype, array.shape) != (np.uint8, (5 * len(labels), _SIDE, _SIDE, 3)):
+                raise ValueError(f"{array.dtype} {array.shape} for {len(labels)} labels five times")
     count, total = len(labels), len(levels) * len(labels)
     pieces = [slice((level - 1) * count, level * count) for level in map(int, levels)]
     names = np.tile(numbered_names("test", {"": count}), len(levels))
@@ -96,32 +98,19 @@ def load_cifar10_c(
             file = f"cifar10_c-{name}-{image_size}-{hash_of(images)}"
             images, _ = cached_array(cache, file, shape, resize)
         pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
-    groups = {
-        kind: members
-        for kind, of_kind in {**TYPES, "extra": EXTRA}.items()
-        if (members := tuple(name for name in of_kind if name in corruptions))
-    }
+    kinds = {**TYPES, "extra": EXTRA}.items()
+    groups = {kind: tuple(name for name in names if name in corruptions) for kind, names in kinds}
+    groups = {kind: members for kind, members in groups.items() if members}
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
     return check_source(Source(*about, groups=groups, key=hash_of(labels, corruptions, levels)))
 
 
-def _read_published(
-    folder: Path, corruptions: Sequence[str]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns the labels i32[n] of one severity, and corruption -> its images, memory-mapped."""
-    files = {name: folder / f"{name}.npy" for name in ("labels", *corruptions)}
-    if missing := [file.name for file in files.values() if not file.is_file()]:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {_WHERE}")
-    with corruption_named(files["labels"]):
-        labels = class_labels(np.load(files["labels"]), "the array", len(_CLASSES))
+def _read_labels(path: Path) -> np.ndarray:
+    """Returns the labels i32[n] of one severity."""
+    with corruption_named(path):
+        labels = class_labels(np.load(path), "the array", len(_CLASSES))
         # The same photographs must follow each other five times, because severities share labels.
         repeated = labels[: len(labels) // len(_SEVERITIES)]
         if not len(labels) or not np.array_equal(np.tile(repeated, len(_SEVERITIES)), labels):
             raise ValueError("it does not repeat its labels for five severities")
-    arrays = {}
-    for name in corruptions:
-        with corruption_named(files[name]):
-            arrays[name] = images = np.load(files[name], mmap_mode="r")
-            if (images.dtype, images.shape) != (np.uint8, (len(labels), _SIDE, _SIDE, 3)):
-                raise ValueError(f"{images.dtype} {images.shape} for {len(labels)} labels")
-    return repeated, arrays
+    return repeated

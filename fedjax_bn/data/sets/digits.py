@@ -1,16 +1,14 @@
 """FedBN's digits benchmark: MNIST, SVHN, USPS, SynthDigits, MNIST-M, one domain each.
 
 `python launch/convert/digits.py FOLDER digits.npz` makes its file of the originals, with all
-samples of each divided 80 to 20 by class, as in FedBN's code: for each domain
-`DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
-`DOMAIN__test_labels`, integers [N] in 0..9. The paper cuts every training set to the smallest,
-USPS' 7438, and takes a tenth, 743: `data.truncate=True` and `data.fraction=0.1`. With `--morpho`
-the file has Morpho-MNIST too (Appendix G, Table 17), as two domains of test samples alone, which
-show digits of MNIST's published test part; no MNIST and MNIST-M of that part trains then.
+samples of each divided 80 to 20 by class, as in FedBN's code: arrays as in `data.sets.npz`, images
+u8[N, 28, 28, 3]. The paper cuts every training set to the smallest, USPS' 7438, and takes a tenth,
+743: `data.truncate=True` and `data.fraction=0.1`. With `--morpho` the file has Morpho-MNIST too
+(Table 17), as two domains of test samples alone, which show digits of MNIST's published test part;
+no MNIST and MNIST-M of that part trains then.
 
-References: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization", ICLR 2021, section 5.1, appendices D.2 and G; Castro et al., "Morpho-MNIST:
-Quantitative Assessment and Diagnostics for Representation Learning", JMLR 20(178), 2019.
+References: Li et al., "FedBN", ICLR 2021, section 5.1, appendices D.2 and G; Castro et al.,
+"Morpho-MNIST", JMLR 20(178), 2019.
 """
 
 from collections.abc import Sequence
@@ -35,7 +33,10 @@ def load_digits(
     truncate: bool | None = None,
     target: Sequence[str] = (),
 ) -> Dataset:
-    """Returns the digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
+    """Returns "digits", or "digits_morpho" if it is there: u8[N, 28, 28, 3] in 10 classes.
+
+    There are no validation splits; `make_clients` holds some out where `split` is "official". As in
+    the paper, MNIST-M shows digits of MNIST, so a digit may train in one and test in the other.
 
     Args:
       path: the `.npz`.
@@ -44,21 +45,14 @@ def load_digits(
       truncate: cut every training set to the size of the smallest before taking the fraction.
       target: names of unseen domains, which are whole; domains with test samples alone must be
         among them.
-
-    Returns:
-      Dataset "digits", or "digits_morpho" of a file with Morpho-MNIST, without validation splits,
-      as in the paper (`make_clients` holds some out where `split` is "official"). As in the paper,
-      MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the other.
     """
     digits, _ = read_archive(path)
     for name, parts in digits.items():
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
         has_parts = set(parts) == {"train", "test"} or (name in target and set(parts) == {"test"})
         if shapes != {(np.dtype(np.uint8), _SHAPE)} or not has_parts:
-            raise ValueError(
-                f"{path}: {name!r} has {list(parts)} of {shapes}; digits have train and test, or a "
-                "target test alone, of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
-            )
+            form = f"{name!r} has {list(parts)} of {shapes}, not train and test, a target test,"
+            raise ValueError(f"{path}: {form} of uint8 [N, 28, 28, 3]; read it as data.name=npz")
     counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []

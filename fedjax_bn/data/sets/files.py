@@ -46,8 +46,6 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
 def open_table(path: Path) -> Iterator[csv.DictReader]:
     """Opens a table whose first line names its columns; missing last cells of a row are None."""
     # Unknown bytes are replaced, because tables have columns of free text in other encodings.
-    with (
-        corruption_named(path),
-        path.open(encoding="utf-8-sig", errors="replace", newline="") as file,
-    ):
+    how = {"encoding": "utf-8-sig", "errors": "replace", "newline": ""}
+    with corruption_named(path), path.open(**how) as file:
         yield csv.DictReader(file)

@@ -5,11 +5,11 @@
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
 have them all. Images may have any size and any format in `decode.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
-Unicode. Files that are not images (Thumbs.db, .DS_Store, notes) are left out. A link that leads
-nowhere is an error.
+Unicode. Files that are not images are left out. A link that leads nowhere is an error.
 """
 
 import os
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,7 @@ from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
-_SUFFIXES = (
-    *("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif"),
-    *("tif", "tiff", "webp", "pbm", "pgm", "ppm", "pnm"),
-)
+_SUFFIX = re.compile(r"[^.].*\.(jpe?g|jpe|jfif|png|bmp|gif|tiff?|webp|p[bgpn]m)", re.I | re.DOTALL)
 # Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
 _SYSTEM = ("__MACOSX", "@eaDir")
 _WHERE = "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them"
@@ -39,15 +36,13 @@ Aliases = Mapping[str, tuple[str, ...]]
 class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication."""
 
-    name: str  # of the dataset, as in `data.name`
-    title: str = ""  # title, about: its name in the publication, and what it shows
-    about: str = ""
-    domains: Aliases = MappingProxyType({})  # their names, with aliases
-    classes: Aliases = MappingProxyType({})  # likewise, in the order of the labels
-    # images of each domain; empty if the publication does not state them
-    counts: Mapping[str, int] = MappingProxyType({})
+    name: str  # as in `data.name`
+    about: str = ""  # its name in the publication, and what it shows
+    domains: Aliases = MappingProxyType({})
+    classes: Aliases = MappingProxyType({})  # in the order of the labels
+    counts: Mapping[str, int] = MappingProxyType({})  # images of each domain, if published
     where: str = ""  # the form of the folder and where to fetch it; error messages end with it
-    mean: tuple[float, ...] = IMAGENET[0]  # mean, std: as in `Source`; by default those of ImageNet
+    mean: tuple[float, ...] = IMAGENET[0]
     std: tuple[float, ...] = IMAGENET[1]
     image_size: int = 224  # pixels a side, as in the methods' papers
     # folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg
@@ -59,7 +54,7 @@ class Listing(NamedTuple):
 
     name: str
     files: list[Path]
-    labels: np.ndarray  # i32[N], positions in the dataset's classes
+    labels: np.ndarray  # i32[N]
     parts: np.ndarray | None = None  # i8[N], as in `Pool`
     names: Sequence[str] | None = None  # N of them, as in `Pool`; None for the files' paths
     strange: Sequence[Path] = ()  # folders of no class, whose images are left out
@@ -67,8 +62,7 @@ class Listing(NamedTuple):
 
 def is_image(name: str) -> bool:
     """Returns whether a file of this name is an image, and not macOS' companion `._NAME.jpg`."""
-    head, _, suffix = name.rpartition(".")
-    return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
+    return bool(_SUFFIX.fullmatch(name))
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -78,8 +72,8 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
         hidden = path.name.startswith(".") or path.name in _SYSTEM
         if path.is_dir():
             folders += [] if hidden else [path]
+        # It may have been a class or an image, which must not go missing without a word.
         elif path.is_symlink() and not path.exists():
-            # It may have been a class or an image, which must not go missing without a word.
             raise FileNotFoundError(f"{path} leads nowhere: correct or remove it")
         else:
             files += [] if hidden else [path]
@@ -95,8 +89,7 @@ def files_below(folder: Path) -> list[Path]:
     """Returns all files in and below a folder by name, without hidden ones; enters links once."""
     paths, entered, places = [], set(), [folder]
     for place in places:  # which grow
-        real = os.path.realpath(place)
-        if real not in entered:  # a link to a folder above would make a cycle
+        if (real := os.path.realpath(place)) not in entered:  # links upwards would make a cycle
             entered.add(real)
             folders, files = _entries(place)
             places += folders
@@ -111,25 +104,21 @@ def _composed(name: str) -> str:
 
 def _plain(name: str) -> str:
     """Returns a name without case and separators, which differ between copies."""
-    return _composed(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
+    return _composed(re.sub("[-_ ]", "", name.lower()))
 
 
 def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
     """Returns the folder of each name that has one; the name itself comes before an alias."""
     matches = {}
     for name, aliases in names.items():
-        for spelling in (name, *aliases):
+        for spelling in reversed((name, *aliases)):
             similar = [folder for folder in folders if _plain(folder.name) == _plain(spelling)]
             exact = [folder for folder in similar if _composed(folder.name) == _composed(spelling)]
-            candidates = exact or similar
-            if len(candidates) > 1:
-                raise ValueError(
-                    f"{' and '.join(map(str, candidates))} may both be {name!r}: remove one"
-                )
-            if candidates:
-                matches[name] = candidates[0]
-                break
-    return matches
+            matches[name] = exact or similar or matches.get(name, [])
+        if len(matches[name]) > 1:
+            culprits = " and ".join(map(str, matches[name]))
+            raise ValueError(f"{culprits} may both be {name!r}: remove one")
+    return {name: candidates[0] for name, candidates in matches.items() if candidates}
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
@@ -146,9 +135,25 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     if missing or not folders or len({*folders.values()}) < len(folders):
         names = first_few(missing or list(dataset.domains)) or "any domain"
         raise FileNotFoundError(
-            f"data.path {path} lacks a folder for {names} of {dataset.name}: {dataset.where}"
+            f"data.path {path} lacks {names} of {dataset.name}: {dataset.where}"
         )
     return root, folders
+
+
+def chosen_folders(
+    root: Path, domains: Sequence[str], is_domain: bool, where: str
+) -> dict[str, Path]:
+    """Returns the folders of domains in `root`, by default all, or `root` itself if it is one.
+
+    A FileNotFoundError says which are missing, and ends with `where`.
+    """
+    folders = {folder.name: folder for folder in subfolders(root)}
+    folders = {root.resolve().name: root} if is_domain else folders
+    missing = [name for name in domains if name not in folders]
+    if missing or not folders:
+        names = f"{first_few(list(folders)) or 'none'}, not {first_few(missing) or 'domains'}"
+        raise FileNotFoundError(f"data.path={root} has the folders {names}: {where}")
+    return {name: folders[name] for name in domains or folders}
 
 
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
@@ -158,28 +163,22 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     dataset has parts.
     """
     inside = {inner.name.lower(): inner for inner in subfolders(folder)}
-    parts = {inside[part]: number for part, number in dataset.parts.items() if part in inside}
+    numbers = {inside[part]: k for part, k in dataset.parts.items() if part in inside}
     if match_folders(list(inside.values()), dataset.classes):
-        parts, around = {}, [folder]
+        numbers, places = {}, [folder]
     else:
-        around = list(parts) or [inside.get("images", folder)]
-    listings = [list_classes(name, place, dataset.classes) for place in around]
+        places = list(numbers) or [inside.get("images", folder)]
+    listings = [list_classes(name, place, dataset.classes) for place in places]
     labels = np.concatenate([listing.labels for listing in listings])
-    present = set(labels.tolist())
-    missing = [c for label, c in enumerate(dataset.classes) if label not in present]
-    if missing or not present:
-        raise ValueError(
-            f"{dataset.name}, {name!r}: no images of {first_few(missing) or 'any class'} in "
-            f"{folder}; every class needs a folder with images: {dataset.where}"
-        )
-    sizes = [len(listing.labels) for listing in listings]
-    return Listing(
-        name,
-        [file for listing in listings for file in listing.files],
-        labels,
-        np.repeat(np.array(list(parts.values()), np.int8), sizes) if parts else None,
-        strange=[place for listing in listings for place in listing.strange],
-    )
+    missing = [c for label, c in enumerate(dataset.classes) if label not in labels]
+    if missing or not len(labels):
+        classes = first_few(missing) or "any class"
+        raise ValueError(f"{folder} has no images of {classes}: {dataset.where}")
+    files = [file for listing in listings for file in listing.files]
+    strange = [place for listing in listings for place in listing.strange]
+    sizes = [len(listing.files) for listing in listings]
+    parts = np.repeat(np.array([*numbers.values()], np.int8), sizes) if numbers else None
+    return Listing(name, files, labels, parts, strange=strange)
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
@@ -207,8 +206,7 @@ def folder_source(
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
     Samples are named by their files, relative to `root`. Notes state what differs from the
-    publication or was left out. `options` are `cache`, `progress` and
-    `orientation` of `decode`; errors are those of `decode`.
+    publication or was left out. `options` and errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **options)
@@ -218,20 +216,17 @@ def folder_source(
         names = np.array(listing.names or relative_names(listing.files, root))
         rows = slice(start, start := start + count)
         pools.append(Pool(listing.name, images[rows], listing.labels, names, listing.parts))
-        expected = dataset.counts.get(listing.name, count)
-        if count != expected:
+        if count != (expected := dataset.counts.get(listing.name, count)):
             reason = "images are missing" if count < expected else "images were added"
-            notes.append(
-                f"{dataset.name}, {listing.name}: found {count} images, expected {expected}: "
-                f"{reason}, or another edition"
-            )
+            about = f"found {count} images, expected {expected}: {reason}, or another edition"
+            notes.append(f"{dataset.name}, {listing.name}: {about}")
     # An image that is silently missing would change the scores.
     if strange := [place for listing in listings for place in listing.strange]:
         folders = first_few(relative_names(strange, root), 3)
         notes.append(f"left out {len(strange)} folders that are no class: {folders}")
-    about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
+    form = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
     key = hash_of_files(files, root, image_size)
-    return check_source(Source(*about, (*notes, *converted), key=key))
+    return check_source(Source(*form, (*notes, *converted), key=key))
 
 
 def load_folders(
@@ -246,34 +241,22 @@ def load_folders(
     """Returns "folders", u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
     They are normalized by ImageNet's mean and standard deviation, as PACS is.
-
-    Args:
-      path: the folder of the domains.
-      image_size: pixels a side.
-      domains: names of their folders, in that order; empty for all, by name.
-      classes: names of their folders, in the order of the labels; empty for all, by name.
-      groups: a regular expression for what no split separates, see `partition.groups_of`; samples
-        are then named by their groups. Empty to divide images one by one.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+    `groups` is a regular expression for what no split separates, see `partition.groups_of`, and
+    names the samples; empty to divide images one by one.
     """
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
-    named = dict.fromkeys(domains or all_domains, ())
-    dataset = Published("folders", domains=named, where=_WHERE)
+    dataset = Published("folders", domains=dict.fromkeys(domains or all_domains, ()), where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    if not classes:
-        spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
-        inner = [place for folder in folders.values() for place in subfolders(folder)]
-        for name in sorted({_composed(place.name) for place in inner}):
-            spellings.setdefault(_plain(name), name)
-        classes = tuple(spellings.values())
-    dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
+    names = {_composed(place.name) for folder in folders.values() for place in subfolders(folder)}
+    spellings = {_plain(name): name for name in sorted(names, reverse=True)}  # the first of equals
+    dataset = dataset._replace(classes=dict.fromkeys(classes or sorted(spellings.values()), ()))
     listings, notes = [], []
     for name, folder in folders.items():
         listing = list_domain(name, folder, dataset)
         if groups:
-            names, note = groups_of(name, folder, listing.files, groups)
-            listing = listing._replace(names=names)
+            sample_names, note = groups_of(name, folder, listing.files, groups)
+            listing = listing._replace(names=sample_names)
             notes.append(note)
         listings.append(listing)
     return folder_source(dataset, root, listings, image_size, notes=notes, **options)

@@ -1,12 +1,8 @@
 """Datasets published as folders of images, DOMAIN/CLASS/*.jpg: one table, and one way to read it.
 
 Domains, classes and counts are those of the publications; a note reports a different count. PACS,
-VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed and so
-in FedIG.
-
-References: Gulrajani & Lopez-Paz, "In search of lost domain generalization" (DomainBed), ICLR 2021;
-Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalization for unseen
-clients in federated learning", 2021; and with each dataset, its own.
+VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed
+(Gulrajani & Lopez-Paz, ICLR 2021) and so in FedIG. Each dataset has its own reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,43 +24,46 @@ from fedjax_bn.data.sets.folders import (
 )
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
-_DOMAINNET = "domainnet"
-_UNSCALED: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # beyond u8/255
+_TOOLS = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
+_TEN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
 
 def _named(names: str) -> Aliases:
     return dict.fromkeys(names.split(), ())
 
 
+def _constants(mean: float, std: float, image_size: int) -> Any:
+    return {"mean": (mean,) * 3, "std": (std,) * 3, "image_size": image_size}
+
+
+# FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
+# beyond u8/255. Every client of Office-Caltech10 is cut to 62 training and 50 validation images,
+# 0.5 and 0.4 of the smallest, of DomainNet to 105 and 105, 0.05 of it.
+_AS_FEDBN = _constants(0.0, 1.0, 256)
+# Rows without domains have those of their counts.
 _TABLE = (
-    # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
-    # DomainBed, and so FedIG, does not use the authors' lists but divides at random.
+    # Li, Yang, Song, Hospedales, ICCV 2017. DomainBed, and so FedIG, divides at random, not by the
+    # authors' lists.
     Published(
         name="pacs",
-        title="PACS",
-        about="photographs, art paintings, cartoons and sketches of seven classes",
-        domains=_named("photo art_painting cartoon sketch"),
+        about="PACS: photographs, art paintings, cartoons and sketches of seven classes",
         classes=_named("dog elephant giraffe guitar horse house person"),
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
         where="DOMAIN/CLASS/*.jpg, linked from dali-dl.github.io/project_iccv2017.html",
     ),
-    # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
-    # images for softening bias", ICCV 2013.
+    # Fang, Xu, Rockmore, "Unbiased metric learning", ICCV 2013.
     Published(
         name="vlcs",
-        title="VLCS",
-        about="five classes from four collections of photographs",
-        domains=_named("Caltech101 LabelMe SUN09 VOC2007"),
+        about="VLCS: five classes from four collections of photographs",
         classes=_named("bird car chair dog person"),
         counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         where="DOMAIN/CLASS/*.jpg, from DomainBed's domainbed.scripts.download",
     ),
-    # Venkateswara et al., "Deep hashing network for unsupervised domain adaptation", CVPR 2017.
-    # Classes in the order of their names, capital letters first, as DomainBed numbers them.
+    # Venkateswara et al., CVPR 2017. Classes in the order of their names, capital letters first,
+    # as DomainBed numbers them.
     Published(
         name="officehome",
-        title="OfficeHome",
-        about="things of office and home, 65 classes, in four styles",
+        about="OfficeHome: things of office and home, 65 classes, in four styles",
         domains={"Art": (), "Clipart": (), "Product": (), "Real World": ("Real",)},
         classes=_named("""
             Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair
@@ -75,77 +74,48 @@ _TABLE = (
             Speaker Spoon TV Table Telephone ToothBrush Toys Trash_Can Webcam
         """),
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
-        where=(
-            "DOMAIN/CLASS/*.jpg of 65 classes from Alarm_Clock to Webcam, from "
-            "hemanthdv.github.io/officehome-dataset"
-        ),
+        where="DOMAIN/CLASS/*.jpg of 65 classes, from hemanthdv.github.io/officehome-dataset",
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
-    # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
-    # Perona, 2007) share, in the order of FedBN's code. Office-31's own form,
-    # amazon/images/back_pack/*.jpg, serves too.
-    # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
-    # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
-    # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
-    # pickles, which are not read here. Images with transparency keep their colours, but the
-    # authors' code makes them grey.
+    # classes of Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub, Perona, 2007)
+    # in the order of FedBN's code. Office-31's form, amazon/images/back_pack/*.jpg, serves too.
+    # In FedBN four fifths of each domain train (125 of dslr). The authors' lists are pickles, which
+    # are not read here, and their code makes images with transparency grey.
     Published(
         name="office_caltech10",
-        title="Office-Caltech10",
-        about="the ten classes that Office-31 and Caltech-256 share, from four cameras",
-        domains=_named("amazon caltech dslr webcam"),
-        classes=_named(
-            "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug "
-            "projector"
-        ),
+        about="Office-Caltech10: ten classes that Office-31 and Caltech-256 share, four cameras",
+        classes=_named(_TOOLS),
         counts={"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
         where="DOMAIN/CLASS/*.jpg of ten classes, linked from github.com/med-air/FedBN",
-        **_UNSCALED,
-        image_size=256,
+        **_AS_FEDBN,
     ),
-    # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
-    # generalisation", AAAI 2020: 600 images of 32x32 pixels a class, 480 in train, 120 in val.
-    # TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them; its
-    # network is FedBN's, so FedBN's (0.5, 0.5) is used here.
+    # Zhou, Yang, Hospedales, Xiang, AAAI 2020: 600 images of 32x32 pixels a class, 120 of them in
+    # val. TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them;
+    # its network is FedBN's, so FedBN's (0.5, 0.5) is used here.
     Published(
         name="digits_dg",
-        title="Digits-DG",
-        about="handwritten, coloured, photographed and printed digits",
-        domains=_named("mnist mnist_m svhn syn"),
+        about="Digits-DG: handwritten, coloured, photographed and printed digits",
         classes=_named("0 1 2 3 4 5 6 7 8 9"),
         counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
-        where=(
-            "DOMAIN/{train,val}/{0,...,9}/*.jpg, linked from DATASETS.md of "
-            "github.com/KaiyangZhou/Dassl.pytorch"
-        ),
-        mean=(0.5,) * 3,
-        std=(0.5,) * 3,
-        image_size=28,
+        where="DOMAIN/{train,val}/DIGIT/*.jpg, linked from github.com/KaiyangZhou/Dassl.pytorch",
+        **_constants(0.5, 0.5, 28),
         parts={"train": TRAIN, "val": VALIDATION},
     ),
-    # Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-source domain adaptation",
-    # ICCV 2019. Lines of the lists are `clipart/bird/clipart_001_000001.jpg 0`; images in no list
-    # are left out, and only the folders of the chosen classes are needed.
-    # FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images, as its
-    # code numbers them; images stretched to 256x256, no normalization beyond u8/255; every client
-    # is cut to 105 training and 105 validation images, 0.05 of the smallest.
+    # Peng, Bai, Xia, Huang, Saenko, Wang, ICCV 2019. Lines of the lists are
+    # `clipart/bird/clipart_001_000001.jpg 0`; images in no list are left out.
+    # FedBN has the ten classes with the most images, as its code numbers them.
     Published(
-        name=_DOMAINNET,
-        title="DomainNet",
-        about="drawings, paintings and photographs of up to 345 classes",
+        name="domainnet",
+        about="DomainNet: drawings, paintings and photographs of up to 345 classes",
         domains=_named("clipart infograph painting quickdraw real sketch"),
-        classes=_named(
-            "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
-        ),
-        where=(
-            "DOMAIN/CLASS/*.jpg, and beside the domains the lists clipart_train.txt, "
-            "clipart_test.txt, ..., the cleaned version from ai.bu.edu/M3SDA"
-        ),
-        **_UNSCALED,
-        image_size=256,
+        classes=_named(_TEN),
+        where="DOMAIN/CLASS/*.jpg with DOMAIN_train.txt and DOMAIN_test.txt, from ai.bu.edu/M3SDA",
+        **_AS_FEDBN,
     ),
 )
-IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
+IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType(
+    {row.name: row._replace(domains=row.domains or dict.fromkeys(row.counts, ())) for row in _TABLE}
+)
 
 
 def load_image_folders(
@@ -158,18 +128,14 @@ def load_image_folders(
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
-    Pools have official parts if lists or folders divide the domains.
-
-    Args:
-      dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
-      path: the folder of its domains, or the folder around it.
-      image_size: pixels a side; None for the publication's.
-      classes: of DomainNet, names as in its lists, numbered in that order; ("all",) for all.
-      **options: `cache`, `progress` and `orientation` of `decode`.
+    Pools have official parts if lists or folders divide the domains. Images are as large as in the
+    publication by default.
+    `dataset` is a name in `IMAGE_FOLDERS`, or a `Published` of the user's own. DomainNet has the
+    `classes` of its lists that are chosen, ("all",) for all.
     """
     dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
-    if dataset.name == _DOMAINNET:
+    if dataset.name == "domainnet":
         dataset, listings = _read_lists(dataset, root, folders, classes)
     else:
         listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
@@ -195,14 +161,13 @@ def _read_lists(
     if chosen == ("all",):
         chosen = tuple(sorted(label_of, key=label_of.get))
     if not set(chosen) <= set(label_of) or len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"data.classes is {chosen}; give different classes, or all, of the {len(label_of)} in "
-            f"the lists of {root}: {first_few(list(label_of))}"
-        )
+        names = first_few(list(label_of))
+        raise ValueError(f"data.classes={chosen} must be different classes of {root}: {names}")
     listings = []
     for domain, folder in folders.items():
-        names = [name for name in parts[domain] if name.partition("/")[0] in chosen]
-        labels = np.array([chosen.index(name.partition("/")[0]) for name in names], np.int32)
+        class_of = {name: name.partition("/")[0] for name in parts[domain]}
+        names = [name for name in class_of if class_of[name] in chosen]
+        labels = np.array([chosen.index(class_of[name]) for name in names], np.int32)
         official = np.array([parts[domain][name] for name in names], np.int8)
         listings.append(Listing(domain, [folder / name for name in names], labels, official))
     return dataset._replace(classes=dict.fromkeys(chosen, ())), listings

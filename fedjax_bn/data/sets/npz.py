@@ -7,33 +7,27 @@
 or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
 `validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
 classes; without it they are 0 to the largest label. Bytes reach a model as (u8/255 - 0.5)/0.5,
-floats unchanged; floats that hold bytes are refused. Shapes except for N, and dtypes, must be the
-same in all domains.
-`numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
+floats unchanged. Shapes except for N, and dtypes, are the same in all domains.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_bn.arguments.text import first_few
-from fedjax_bn.data.domain import Split
-from fedjax_bn.data.labels import MASK, PyTree, as_labels, has_masks, join
+from fedjax_bn.data.domain import Split, join_splits
+from fedjax_bn.data.labels import MASK, as_labels, has_masks
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import names_in_npz, read_npz
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import UNLABELLED, as_images
 
-_FORM = (
-    "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
-    f"{', '.join(PARTS)}"
-)
+_FORM = f"DOMAIN__images, _labels, or DOMAIN__PART_images, _labels, PART of {', '.join(PARTS)}"
 _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(?:images|labels)", re.DOTALL)
-
-# domain -> part -> samples; the part "" is the whole domain
-_Parts = dict[str, dict[str, Split]]
+_ORDER = ("", *PARTS)  # of the parts; "" is the whole domain
+_Parts = dict[str, dict[str, Split]]  # domain -> part -> samples
 
 
 def load_npz(
@@ -42,24 +36,20 @@ def load_npz(
     """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool per domain, in memory.
 
     Samples are named DOMAIN/NUMBER or DOMAIN/PART/NUMBER.
-
-    Args:
-      path: the file.
-      domains: names, in that order; empty for all, in the file's order.
-      classes: names in the order of the labels; the archive need not have all. Empty for the
-        archive's own.
+    The archive need not have all `classes`; without any they are its own.
     """
     parts, archive_classes = read_archive(path, domains)
     class_names = _class_names(parts, archive_classes, classes, path)
-    numbers = [list(classes or class_names).index(name) for name in class_names]
-    pools, content = [], []
+    table, pools, content = np.full(max(256, len(class_names)), UNLABELLED, np.int32), [], []
+    table[: len(class_names)] = [(classes or class_names).index(name) for name in class_names]
     for name, domain_parts in parts.items():
         sizes = {part: len(samples.images) for part, samples in domain_parts.items()}
-        images = [samples.images for samples in domain_parts.values()]
-        images = images[0] if len(images) == 1 else np.concatenate(images)
-        labels = join([samples.labels for samples in domain_parts.values()])
+        whole, *others = domain_parts.values()
+        images, labels, _ = join_splits([whole, *others]) if others else whole
         content += [images, labels[MASK] if has_masks(labels) else labels]
-        labels = _renumbered(labels, np.array(numbers, np.int32))
+        # The labels 0 to C - 1 get the numbers of their classes.
+        bytes_of = table.astype(np.uint8)
+        labels = {MASK: bytes_of[labels[MASK]]} if has_masks(labels) else table[labels]
         official = None if "" in domain_parts else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), official))
     class_names, key = tuple(classes) or class_names, hash_of(*content)
@@ -85,10 +75,8 @@ def read_archive(
     faults += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
     faults += [f"no domain {name}" for name in domains if name not in prefixes]
     if faults or not prefixes:
-        raise ValueError(
-            f"{path} has {first_few(faults) or 'no arrays'}; it must have {_FORM}, a domain either "
-            f"whole or divided, and those of data.domains; it has {first_few(list(prefixes))}"
-        )
+        wrong = f"{path} has {first_few(faults) or 'no arrays'}, and {first_few(list(prefixes))}"
+        raise ValueError(f"{wrong}; it must have {_FORM}, a domain either whole or divided")
     chosen = {name: prefixes[name] for name in domains or prefixes}
     all_prefixes = [prefix for parts in chosen.values() for prefix in parts.values()]
     names = [f"{prefix}{kind}" for prefix in all_prefixes for kind in ("images", "labels")]
@@ -96,30 +84,25 @@ def read_archive(
     classes = content.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U" or len(np.unique(classes)) < len(classes):
         raise ValueError(f"{path}: classes is {classes}; it must be str [C], each name once")
-    samples: _Parts = {name: {} for name in chosen}
-    for name, parts in chosen.items():
-        for part in (part for part in ("", *PARTS) if part in parts):
-            place = f"{path}: {parts[part]}"
-            images, labels = (content[f"{parts[part]}{kind}"] for kind in ("images", "labels"))
-            is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
-            if not is_form or labels.shape not in (images.shape[:1], images.shape[:3]):
-                raise ValueError(
-                    f"{place}images is {images.dtype} {images.shape}, {place}labels {labels.shape};"
-                    " give uint8 [N, H, W, C] or floats [N, ...], with labels [N] or [N, H, W]"
-                )
-            samples[name][part] = Split(
-                as_images(images, f"{place}images"), as_labels(labels, f"{place}labels")
-            )
+    samples: _Parts = {
+        name: {part: _read_split(path, parts[part], content) for part in _ORDER if part in parts}
+        for name, parts in chosen.items()
+    }
     return samples, tuple(classes.tolist())
 
 
-def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
-    """Returns labels with numbers i32[C] instead of the classes 0 to C - 1."""
-    if not has_masks(labels):
-        return numbers[labels]
-    table = np.full(256, UNLABELLED, np.uint8)
-    table[: len(numbers)] = numbers
-    return {MASK: table[labels[MASK]]}
+def _read_split(path: Path, prefix: str, content: Mapping[str, np.ndarray]) -> Split:
+    """Returns the samples of the arrays with a prefix."""
+    images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
+    is_form = images.ndim == 4 if images.dtype == np.uint8 else images.ndim > 1
+    if not is_form or labels.shape not in (images.shape[:1], images.shape[:3]):
+        form = f"{images.dtype} {images.shape} with labels {labels.shape}"
+        raise ValueError(
+            f"{path}: {prefix}images is {form}; give uint8 [N, H, W, C] or floats [N, ...], with "
+            f"{prefix}labels [N] or [N, H, W]"
+        )
+    place = f"{path}: {prefix}"
+    return Split(as_images(images, f"{place}images"), as_labels(labels, f"{place}labels"))
 
 
 def _class_names(
@@ -130,19 +113,16 @@ def _class_names(
     are_masks = has_masks(trees[0])
     present = np.unique(np.concatenate([np.unique(t[MASK] if has_masks(t) else t) for t in trees]))
     present = present[present != UNLABELLED] if are_masks else present
-    largest = int(present.max(initial=0))
+    largest, labels = int(present.max(initial=0)), first_few(list(map(str, present)))
     names = tuple(archive_classes or classes[: largest + 1] or map(str, range(largest + 1)))
     # Without names, a label that is missing may be a mistake, such as labels that begin at 1.
     has_gaps = largest >= len(present) or (are_masks and not largest)
     if not archive_classes and not classes and has_gaps:
         raise ValueError(
-            f"{path} has the labels {first_few(list(map(str, present)))}; they must count from 0 "
-            f"without gaps, and regions of masks from 1, for {UNLABELLED} is a pixel without a "
-            "label: renumber them, or name all classes in an array `classes`, str [C]"
+            f"{path} has the labels {labels}, which do not count from 0 (regions of masks from 1): "
+            "renumber them, or name all classes in an array `classes`, str [C]"
         )
     if largest >= len(names) or not set(names) <= set(classes or names):
-        raise ValueError(
-            f"{path} has label {largest} and the classes {first_few(names)}; name all of them"
-            + f", of {first_few(classes)}" * bool(classes)
-        )
+        all_names = first_few(classes or names)
+        raise ValueError(f"{path} has label {largest} and classes {names}; name all, {all_names}")
     return names

@@ -1,9 +1,8 @@
 """The embedded dataset: real handwritten digits seen through six simulated scanners.
 
 The handwriting is scikit-learn's copy of the UCI test set of optical digits (Alpaydin & Kaynak,
-1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to only one
-scanner. A scanner determines how the paper looks, not what is written, so clients differ only in
-the distribution of features, as in FedBN (section 3).
+1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. A scanner determines how the paper
+looks, not what is written, so clients differ only in the distribution of features, as in FedBN.
 
     flatbed    black ink on white paper, sharp, hardly any noise
     blueprint  broad pale strokes on deep blue: inverted polarity
@@ -28,7 +27,6 @@ from fedjax_bn.data.seeds import generator
 
 _SIZE, _WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
 _TURN, _MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may at most be askew
-_TRAIN, _VALIDATION = 180, 30
 
 
 class _Scanner(NamedTuple):
@@ -58,15 +56,13 @@ def load_scanners(seed: int = 0) -> Dataset:
     """Returns "scanners": six domains of u8[N, 28, 28, 3] in ten classes.
 
     A scanner has its own 299 or 300 scans, of which 180 train, 30 validate and the others test,
-    each stratified by class. "fax" is meant as unseen; any other may take its place. The seed draws
-    who owns which scan, crops and noise; the same seed gives the same bytes.
+    each stratified by class. "fax" is meant as unseen; any other may take its place.
     """
     photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
     sizes, domains = [300] * 3 + [299] * 3, []
     for scanner, (ink, labels, rng) in zip(SCANNERS, share_out_scans(seed, sizes), strict=True):
         images = _scan(scanner, ink, photograph, rng)
-        sizes = [_TRAIN, _VALIDATION, len(labels) - _TRAIN - _VALIDATION]
-        parts = stratified_split(labels, sizes, rng)
+        parts = stratified_split(labels, [180, 30, len(labels) - 210], rng)
         domains.append(Domain(scanner.name, *(Split(images[p], labels[p]) for p in parts)))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -97,8 +93,7 @@ def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
 
 def _packaged(name: str) -> Path:
     """Returns a file of `sklearn.datasets`, whose import would take a second."""
-    package = PathFinder.find_spec("sklearn")
-    return Path(package.origin).parent / "datasets" / name
+    return Path(PathFinder.find_spec("sklearn").origin).parent / "datasets" / name
 
 
 def _scan(
@@ -109,9 +104,9 @@ def _scan(
     windows = np.lib.stride_tricks.sliding_window_view(photograph, (_SIZE, _SIZE), axis=(0, 1))
     top, left = (rng.integers(count, size=len(ink)) for count in windows.shape[:2])
     crops = np.moveaxis(windows[top, left], 1, -1)
-    share = scanner.photograph
-    paper = share * crops + (1 - share) * np.array(scanner.paper, np.float64)
-    seen = ink * np.array(scanner.ink, np.float64) + (1 - ink) * paper
+    share, colours = scanner.photograph, np.array([scanner.paper, scanner.ink], np.float64)
+    paper = share * crops + (1 - share) * colours[0]
+    seen = ink * colours[1] + (1 - ink) * paper
     return to_pixels(seen + scanner.noise * rng.standard_normal(seen.shape))
 
 

@@ -1,8 +1,8 @@
 """Signs in the weather: real digits on round plates over real photographs, to be found and read.
 
-The digits are scikit-learn's handwriting (see `data.sets.scanners`), the grounds random crops of
-scikit-learn's two photographs. An image of 96 x 96 pixels has one to three plates with a red rim,
-each 20 to 45 % of the side, without overlaps. Five scenes show them:
+The digits are scikit-learn's handwriting, the grounds random crops of its two photographs. An image
+of 96 x 96 pixels has one to three plates with a red rim, each 20 to 45 % of the side, without
+overlaps. Five scenes show them:
 
     clear   unchanged
     night   little light, blue, a noisy sensor
@@ -11,7 +11,7 @@ each 20 to 45 % of the side, without overlaps. Five scenes show them:
     dusk    less light, an orange veil, noise; meant as the unseen scene
 
 The scans are divided among the scenes, and each scene's scans into training, validation and test
-scans, before any plate is made, so that no test image shows a scan on which any client has trained.
+scans, before any plate is made: no test image shows a scan on which any client has trained.
 
 In the variant "signs_shortcut" the colour of the rim mostly shows the digit, in 91, 82, 73 and 64 %
 of the plates of clear, night, fog and rain; in dusk the rim always has the colour of the digit five
@@ -32,7 +32,7 @@ from fedjax_bn.data.sets.scanners import share_out_scans, shrunk_photograph
 _SIZE, _MOST = 96, 3  # pixels a side, and plates of an image
 _SIDES = (0.20, 0.45)  # sides of a plate, in shares of the image's side
 IMAGES = {"train": 200, "validation": 40, "test": 100}  # of a scene
-_SCANS = {"train": 0.65, "validation": 0.1, "test": 0.25}  # shares of a scene's scans
+_SCANS = (0.65, 0.1, 0.25)  # shares of a scene's scans that train, validate and test
 _CLASSES, _SHARE = 10, 359  # _SHARE: scans of a scene
 _RED, _WHITE, _INK = (190.0, 25.0, 30.0), (245.0, 245.0, 240.0), (15.0, 15.0, 20.0)
 _RIMS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.85, 0.8) for c in range(_CLASSES)]) * 255
@@ -64,19 +64,17 @@ _SCENES = (
 def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     """Returns "signs", or "signs_shortcut": u8[N, 96, 96, 3] with up to three boxes in ten classes.
 
-    A scene has 200 images to train, 40 to validate and 100 to test. The seed draws who owns which
-    scan, plates, grounds and weather; the same seed gives the same bytes. With `shortcut` the
-    colour of the rim shows the digit.
+    A scene has 200 images to train, 40 to validate and 100 to test. With `shortcut` the colour of
+    the rim shows the digit.
     """
     photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(_SCENES)), []
     for scene, (ink, labels, rng) in zip(_SCENES, shares, strict=True):
-        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS.values()], rng)
-        shown = {
-            name: _images(scene, ink[part], labels[part], count, shortcut, photographs, rng)
-            for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
-        }
-        domains.append(Domain(scene.name, **shown))
+        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS], rng)
+        how, shown = (shortcut, photographs, rng), []
+        for part, count in zip(parts, IMAGES.values(), strict=True):
+            shown.append(_images(scene, ink[part], labels[part], count, *how))
+        domains.append(Domain(scene.name, *shown))
     name = "signs_shortcut" if shortcut else "signs"
     names = tuple(map(str, range(_CLASSES)))
     return Dataset(name, _CLASSES, tuple(domains), (0.0,) * 3, (1.0,) * 3, names)
@@ -135,9 +133,8 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
     radius = side / 2
     across = np.arange(side) + 0.5 - radius
     distance = np.hypot(across, across[:, None])
-    disc, inner = (
-        np.clip(r - distance + 0.5, 0, 1)[..., None] for r in (radius, radius * (1 - _RIM))
-    )
+    disc = np.clip(radius - distance + 0.5, 0, 1)[..., None]
+    inner = np.clip(radius * (1 - _RIM) - distance + 0.5, 0, 1)[..., None]
     digit = np.zeros((side, side, 1))
     width = round(side * _WRITING)
     start = (side - width) // 2

@@ -1,9 +1,8 @@
 """Glands under five stains: real handwriting as walls and lumens to be segmented in tissue.
 
-The shapes are scikit-learn's handwritten digits (see `data.sets.scanners`): a pen stroke is a
-gland's wall, and what it encloses, as in 0, 6, 8 and 9, is its lumen, empty glass. An image of
-64 x 64 pixels has one to three digits in different quarters, one with a lumen at least. The texture
-of the tissue is a random crop of scikit-learn's photographs. Five stains show them:
+Strokes of handwritten digits (see `data.sets.scanners`) are the walls of glands, and what they
+enclose, as in 0, 6, 8 and 9, is their lumen, empty glass. An image of 64 x 64 pixels has one to
+three digits in different quarters, one with a lumen at least. Five stains show them:
 
     eosin         violet walls in pink tissue, sharp
     silver        black walls in ochre tissue, a blurred lens
@@ -11,11 +10,9 @@ of the tissue is a random crop of scikit-learn's photographs. Five stains show t
     fluorescence  green walls in black tissue, half the resolution, noisy: inverted polarity
     faded         pale brown walls in grey tissue, uneven light; meant as the unseen stain
 
-A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made from the shape before any
-stain, lens or sensor, so that stains differ only in how an image looks.
-
-The scans are divided among the stains, and each stain's scans into training, validation and test
-scans, before any image is made, so that no test image shows a scan on which any client has trained.
+A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made before any stain, lens or
+sensor, so that stains differ only in how an image looks.
+Scans are divided as for `data.sets.signs`: no test image shows one on which a client has trained.
 """
 
 from typing import NamedTuple
@@ -33,7 +30,7 @@ _Colour = tuple[int, int, int]
 _SIZE, _MOST = 64, 3  # pixels a side, and digits of an image
 IMAGES = {"train": 80, "validation": 20, "test": 60}  # of a stain
 _CLASSES = ("tissue", "wall", "lumen")
-_SCANS = {"train": 0.6, "validation": 0.1, "test": 0.3}  # shares of a stain's scans
+_SCANS = (0.6, 0.1, 0.3)  # shares of a stain's scans that train, validate and test
 _SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
@@ -63,18 +60,15 @@ STAINS = (
 def load_stains(seed: int = 0) -> Dataset:
     """Returns "stains": u8[N, 64, 64, 3] with masks u8[N, 64, 64] of three classes.
 
-    A stain has 80 images to train, 20 to validate and 60 to test. The seed draws who owns which
-    scan, where it is, textures, light and noise; the same seed gives the same bytes.
+    A stain has 80 images to train, 20 to validate and 60 to test.
     """
     greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(STAINS)), []
     for stain, (ink, labels, rng) in zip(STAINS, shares, strict=True):
-        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS.values()], rng)
-        shown = {
-            name: _images(stain, ink[part], count, greys, rng)
-            for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
-        }
-        domains.append(Domain(stain.name, **shown))
+        parts = stratified_split(labels, [int(_SHARE * part) for part in _SCANS], rng)
+        rows = zip(parts, IMAGES.values(), strict=True)
+        shown = [_images(stain, ink[part], count, greys, rng) for part, count in rows]
+        domains.append(Domain(stain.name, *shown))
     return Dataset("stains", 3, tuple(domains), (0.5,) * 3, (0.5,) * 3, _CLASSES)
 
 
@@ -96,27 +90,24 @@ def _images(
             y, x = _SIZE // 2 * np.array(divmod(quarter, 2)) + rng.integers(free, size=2)
             window = np.s_[y : y + ink.shape[1], x : x + ink.shape[2]]
             strokes[window], masks[k][window] = ink[scan], walls[scan] + 2 * lumens[scan]
-        images[k] = _seen(stain, strokes, masks[k] == 2, _texture(greys, rng), rng)
+        images[k] = _seen(stain, strokes, masks[k] == 2, greys, rng)
     return Split(images, {MASK: masks})
-
-
-def _texture(greys: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Returns a random crop f64[_SIZE, _SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
-    grey = greys[rng.integers(len(greys))]
-    y, x = (rng.integers(side - _SIZE + 1) for side in grey.shape)
-    crop = grey[y : y + _SIZE, x : x + _SIZE, None]
-    crop = crop - crop.mean()
-    return crop / np.abs(crop).max().clip(1)
 
 
 def _seen(
     stain: _Stain,
     strokes: np.ndarray,
     lumen: np.ndarray,
-    texture: np.ndarray,
+    greys: list[np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Returns an image u8[_SIZE, _SIZE, 3] of strokes f64[_SIZE, _SIZE] and lumens bool of that."""
+    # The texture of the tissue is a random crop of a photograph, of mean 0 and within [-1, 1].
+    grey = greys[rng.integers(len(greys))]
+    y, x = (rng.integers(side - _SIZE + 1) for side in grey.shape)
+    crop = grey[y : y + _SIZE, x : x + _SIZE, None]
+    crop = crop - crop.mean()
+    texture = crop / np.abs(crop).max().clip(1)
     tissue, wall, glass = (np.array(colour, np.float64) for colour in stain[1:4])
     seen = np.where(lumen[..., None], glass, tissue + stain.texture * texture)
     seen = strokes[..., None] * wall + (1 - strokes[..., None]) * seen

@@ -37,13 +37,9 @@ def load_tfds(
     """Returns prepared datasets as u8[N, image_size, image_size, 3], one pool each.
 
     They are normalized by (0.5, 0.5), and samples are named DOMAIN/SPLIT/NUMBER.
-
-    Args:
-      path: the `data_dir`; None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets.
-      image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
-      domains: NAME or NAME/CONFIG of each; a domain is called CONFIG, or NAME without one.
-      classes: names, in the order of the labels; empty for all of the first domain.
-      cache, progress, orientation: as in `pixels.decode.decode`.
+    `path` is the `data_dir`, None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets. `domains` are
+    NAME or NAME/CONFIG; a domain is called CONFIG, or NAME without one. `classes` are by default
+    those of the first domain.
     """
     if not domains:
         raise ValueError("tfds needs data.domains: NAME or NAME/CONFIG of prepared datasets")
@@ -51,12 +47,27 @@ def load_tfds(
     builders = {name: _open_copy(folder, name) for name in domains}
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
     pools, notes = [], []
+
+    def make(write: Write) -> tuple[str, ...]:
+        def convert(k: int) -> int:
+            source, row = records[k]
+            image, tag = decode_image(source[row]["image"], image_size, orientation=orientation)
+            write(image[None], k)  # threads finish in any order, so each gives its place
+            return tag
+
+        tags = list(in_threads(convert, range(len(records)), f"reading {name}", progress))
+        return orientation_notes(tags, orientation)
+
     for name, builder in builders.items():
-        pool, converted = _read_pool(
-            name, builder, classes, image_size, orientation, cache, progress
-        )
-        pools.append(pool)
-        notes += [f"{pool.name}: {note}" for note in converted]
+        records, labels, sample_names, counts = _read_labels(name, builder, classes)
+        sizes = [builder.info.splits[split].num_bytes for split in counts]
+        state = hash_of(str(builder.info.version), labels, sizes, classes)
+        file = f"tfds-{name.replace('/', '-')}-{image_size}-{orientation}-{state}"
+        shape = (len(labels), image_size, image_size, 3)
+        images, converted = cached_array(cache, file, shape, make)
+        parts = parts_of(counts) if len(counts.keys() & PARTS.keys()) > 1 else None
+        pools.append(Pool(name.rpartition("/")[2], images, labels, sample_names, parts))
+        notes += [f"{pools[-1].name}: {note}" for note in converted]
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
     half = (0.5,) * 3
     return check_source(Source("tfds", classes, tuple(pools), half, half, tuple(notes), key=key))
@@ -69,28 +80,20 @@ def _open_copy(folder: Path, name: str) -> Any:
     command = f"tfds build {name} --file_format=array_record"
     versions = [info.parent for info in (folder / name).glob("[0-9]*.*.*/dataset_info.json")]
     if not versions:
-        raise FileNotFoundError(
-            f"{folder / name} has no prepared copy; prepare one where TensorFlow is: {command}"
-        )
+        raise FileNotFoundError(f"{folder / name} has no prepared copy; prepare one: {command}")
     newest = max(versions, key=lambda version: tuple(map(int, version.name.split("."))))
     features = newest / "features.json"
     with corruption_named(features):
         named_code = set(_code_in(json.loads(features.read_text("utf-8"))))
     # tensorflow-datasets imports any module that a copy names.
     if foreign := sorted(c for c in named_code if not c.startswith("tensorflow_datasets.")):
-        raise ValueError(
-            f"{features} names the code {foreign[0]!r}, which is not imported: take a copy that "
-            "has features of tensorflow-datasets alone"
-        )
+        raise ValueError(f"{features} names the code {foreign[0]!r}, which is never imported")
     builder = tfds.builder_from_directory(newest)
     formats = [form.value for form in builder.info.available_file_formats()]
-    label = dict(builder.info.features).get("label")
-    if "array_record" not in formats or not hasattr(label, "names"):
-        raise ValueError(
-            f"{newest} has the formats {', '.join(formats)} and the features "
-            f"{', '.join(builder.info.features)}; it needs array_record ({command}), an image, and "
-            "a label that is a class"
-        )
+    columns = dict(builder.info.features)
+    if "array_record" not in formats or not hasattr(columns.get("label"), "names"):
+        form = f"{', '.join(formats)} of {', '.join(columns)}"
+        raise ValueError(f"{newest} is {form}; it needs an image and a class label: {command}")
     return builder
 
 
@@ -103,20 +106,12 @@ def _code_in(content: Any) -> Iterator[str]:
             yield from _code_in(value)
 
 
-def _read_pool(
-    name: str,
-    builder: Any,
-    classes: Sequence[str],
-    size: int,
-    orientation: str,
-    cache: Path | None,
-    progress: bool,
-) -> tuple[Pool, tuple[str, ...]]:
-    """Returns the samples of the classes, labelled by positions in `classes`, and notes."""
+def _read_labels(
+    name: str, builder: Any, classes: Sequence[str]
+) -> tuple[list[tuple[Any, int]], np.ndarray, np.ndarray, dict[str, int]]:
+    """Returns source and row of the classes' samples, their labels and names, and split -> size."""
     import tensorflow_datasets as tfds
 
-    dataset, _, config = name.partition("/")
-    domain = config or dataset
     class_names = builder.info.features["label"].names
     if unknown := [label for label in classes if label not in class_names]:
         raise ValueError(f"{name} has no class {unknown[0]!r}; it has {', '.join(class_names)}")
@@ -125,7 +120,7 @@ def _read_pool(
     official = [split for split in PARTS if split in builder.info.splits]
     # Configs of CIFAR-10-C show the same photographs in one order, so a photograph has one name in
     # all of them, and no split separates its copies.
-    origin = "test" if dataset == "cifar10_corrupted" else domain
+    origin = "test" if name.startswith("cifar10_corrupted/") else name.rpartition("/")[2]
     records, counts, labels, names = [], {}, [], []
     for split in official or builder.info.splits:
         source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
@@ -137,21 +132,4 @@ def _read_pool(
         counts[split] = len(rows)
         labels.append(of_split[rows])
         names.append(numbered_names(origin, {split: len(of_split)})[rows])
-    labels = np.concatenate(labels)
-
-    def make(write: Write) -> tuple[str, ...]:
-        def convert(k: int) -> int:
-            source, row = records[k]
-            image, tag = decode_image(source[row]["image"], size, orientation=orientation)
-            write(image[None], k)  # threads finish in any order, so each gives its place
-            return tag
-
-        tags = list(in_threads(convert, range(len(records)), f"reading {name}", progress))
-        return orientation_notes(tags, orientation)
-
-    sizes = [builder.info.splits[split].num_bytes for split in counts]
-    state = hash_of(str(builder.info.version), labels, sizes, classes)
-    file = f"tfds-{name.replace('/', '-')}-{size}-{orientation}-{state}"
-    images, notes = cached_array(cache, file, (len(labels), size, size, 3), make)
-    parts = parts_of(counts) if len(official) > 1 else None
-    return Pool(domain, images, labels, np.concatenate(names), parts), notes
+    return records, np.concatenate(labels), np.concatenate(names), counts

@@ -134,7 +134,7 @@ DATASETS: dict[str, _Read] = {
         name: _read_files(
             partial(image_folders.load_image_folders, name),
             *["classes"] * (name == "domainnet"),
-            about=f"{row.title}: {row.about}",
+            about=row.about,
         )
         for name, row in image_folders.IMAGE_FOLDERS.items()
     },
