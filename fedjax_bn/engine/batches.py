@@ -40,8 +40,8 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     missing, unknown = needed - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
         raise ValueError(
-            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give "
-            f"{', '.join(REQUIRED)}, optionally {', '.join(_OPTIONAL)}"
+            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: optional are "
+            f"{', '.join(_OPTIONAL)}"
         )
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
     forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
@@ -52,13 +52,11 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             fits &= leaf.ndim == 1 or name not in _BY_CLIENT
             if not fits or (name == "valid" and leaf.dtype != bool):
                 raise ValueError(
-                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}; its first axes must be "
-                    f"{list(form)}, of [K={rows}, S, B], and valid must be bool"
+                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}, but must begin with "
+                    f"{list(form)} of [K={rows}, S, B], valid as bool"
                 )
     if shape[1] % epochs:
-        raise ValueError(
-            f"{shape[1]} steps are not {epochs} equal local epochs: pad epochs with valid=False"
-        )
+        raise ValueError(f"pad epochs by valid=False: {shape[1]} steps are not {epochs} equal ones")
 
 
 def blank_padding(batch: Batches) -> Batches:
@@ -122,17 +120,15 @@ class Admission:
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
         """Raises ValueError for a label that is not a class, if labels can be read on the host."""
-        arrays: list[Any] = [batches.get(name) for name in REQUIRED]
+        arrays = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
         # `check_batches` and `admitted` refuse what is left out here.
-        if not all(hasattr(array, "dtype") for array in arrays) or valid.dtype != bool:
-            return
-        if label.shape[: valid.ndim] != valid.shape:
+        if not all(hasattr(x, "dtype") for x in arrays) or label.shape[: valid.ndim] != valid.shape:
             return
         classes, is_traced = self._number(shared, personal, batches)
-        if classes is None or not (_readable(label, is_traced) and _readable(valid, is_traced)):
-            return
-        class_labels(np.asarray(label), "batches['label']", classes, valid=np.asarray(valid))
+        if classes is not None and _readable(label, is_traced) and _readable(valid, is_traced):
+            valid = np.asarray(valid, bool)
+            class_labels(np.asarray(label), "batches['label']", classes, valid=valid)
 
     def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
         """Returns the batches with valid=False for samples whose label is outside the classes."""
@@ -157,10 +153,8 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 def _readable(array: Any, is_traced: bool) -> bool:
     """Returns whether an array can be read on the host without delaying a round."""
-    if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
-        return False
-    if isinstance(array, np.ndarray):
-        return True
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        return isinstance(array, np.ndarray)
     # Before the first round of a shape waiting costs nothing: a program must be compiled anyway.
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not is_traced or ready)
