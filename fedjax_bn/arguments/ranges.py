@@ -133,14 +133,14 @@ def bounded(target: _Made) -> _Made:
     `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses other options: TypeError.
     """
     checked: Any = target
-    signature = inspect.signature(checked)
+    name, signature = target.__name__, inspect.signature(checked)
     stated = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
 
     def check(arguments: Mapping[str, Any]) -> None:
         for key, value in arguments.items():
             allowed = stated.get(key) if isinstance(value, _CHECKED) else None
             if allowed and (problem := allowed.refusal(value)):
-                raise ValueError(f"{target.__name__}: {key}={brief(value)} {problem}")
+                raise ValueError(f"{name}: {key}={brief(value)} {problem}")
 
     if isinstance(target, type):
         # In a dataclass all fields, defaults included, are set before `__post_init__` is called.
@@ -161,9 +161,7 @@ def bounded(target: _Made) -> _Made:
     def called(*args: Any, **kwargs: Any) -> Any:
         for key in kwargs:
             if options and key not in options:
-                raise TypeError(
-                    f"{target.__name__} has no option {brief(key)}{nearest(key, options)}"
-                )
+                raise TypeError(f"{name} has no option {brief(key)}{nearest(key, options)}")
         check(dict(zip(signature.parameters, args, strict=False)) | kwargs)
         return target(*args, **kwargs)
 

@@ -182,10 +182,7 @@ def clients_at_once(clients: str) -> int | None:
         return None if clients == "vmap" else 1
     match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d*)", clients, re.ASCII)
     if match is None:
-        raise ValueError(
-            f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
-            "'vmap:at_once=n' with n >= 1 clients at a time"
-        )
+        raise ValueError(f"clients={clients!r} must be auto, map, vmap or vmap:at_once=n, n >= 1")
     return int(match[1])
 
 
@@ -206,10 +203,7 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
     if mesh is None:
         return None
     if CLIENTS not in mesh.axis_names:
-        raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
-            "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
-        )
+        raise ValueError(f"mesh={mesh} needs the axis: jax.make_mesh((n,), ('clients',))")
     # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
     return Mesh(mesh.devices, mesh.axis_names)
 

@@ -54,8 +54,7 @@ def gaussian(
     """
     if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
         raise ValueError(
-            f"gaussian(clip={clip}, noise={noise}): clip must be above 0 and noise at least 0, and "
-            "both finite where there is noise"
+            f"clip={clip} must be above 0, noise={noise} at least 0; noise needs a clip"
         )
     return Privacy(float(clip), float(noise), at, seed)
 
@@ -120,9 +119,7 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
         import dp_accounting as dp
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
-        raise ImportError(
-            "epsilon needs dp-accounting: pip install 'fedjax_bn[privacy]'"
-        ) from error
+        raise ImportError("epsilon needs pip install 'fedjax_bn[privacy]'") from error
     # Without noise nothing is hidden, and without a round nothing is sent.
     if not noise or not rounds:
         return math.inf if rounds else 0.0

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalized, weigh_alike, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, uniform, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -77,8 +77,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
         counts, rows = weights > 0, jnp.arange(len(weights))
         if len(weights) < least_clients:
             raise ValueError(
-                f"krum:malicious={malicious} needs {least_clients} clients a round, and there are "
-                f"{len(weights)}: lower malicious, or let more clients take part"
+                f"krum:malicious={malicious} needs {least_clients} clients a round, not "
+                f"{len(weights)}: lower malicious"
             )
         count = counts.sum()
         is_pair = counts[:, None] & counts & (rows[:, None] != rows)
@@ -174,10 +174,10 @@ def _rule(combine: _Combine) -> Weighing:
     def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
-                f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
-                "one client could move: choose a method that sends none, such as fedbn"
+                f"this method's clients send {sent} arrays beside leaves, whose mean one client "
+                "could move: use a method such as fedbn"
             )
-        return weigh_alike(state, sizes, risks, messages)
+        return uniform(sizes, risks), state
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 

@@ -25,9 +25,8 @@ def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
     logits = as_classes(logits)
     if logits.shape != (*mask.shape, classes):
         raise ValueError(
-            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
-            f"{classes} classes; they must be logits [B, H, W, classes] of the image's size: use "
-            f"UNet(num_classes={classes})"
+            f"logits {list(logits.shape)} for masks {list(mask.shape)} of {classes} classes: "
+            f"use a model such as UNet(num_classes={classes})"
         )
     return logits
 

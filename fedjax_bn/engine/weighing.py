@@ -117,13 +117,6 @@ class Weighing(NamedTuple):
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
-def weigh_alike(
-    state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-) -> tuple[jax.Array, PyTree]:
-    """Returns equal weights f[C] of the clients that count, as `Weighing.weigh`."""
-    return uniform(sizes, risks), state
-
-
 def by_divergence() -> Weighing:
     r"""Returns the weighing rule of CSAC (Yuan et al., TKDE 2023), for any method.
 
@@ -138,36 +131,34 @@ def by_divergence() -> Weighing:
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
-        shares = leaf_distances(stacked, weights)
+        counts = weights > 0
+        number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
+
+        def shares_of(leaf: jax.Array) -> jax.Array:
+            dtype = promote(leaf.dtype, weights.dtype)
+
+            def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
+                return jnp.where(counts, row.astype(dtype), 0)
+
+            def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
+                row, counts = client
+                return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
+
+            mean = sum_over(counted, leaf, counts) / number.astype(dtype)
+            # One client after another, so that no second copy of all uploads is held.
+            far = jax.lax.map(distance, (leaf, counts))
+            total = far.sum()
+            alike = counts.astype(dtype) / number.astype(dtype)
+            shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
+            return weights.sum() * shares.astype(weights.dtype)
+
+        shares = jax.tree.map(shares_of, stacked)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    return Weighing(lambda num_clients: (), weigh_alike, combine=combine)
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
+        return uniform(sizes, risks), state
 
-
-def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
-    counts = weights > 0
-    number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
-
-    def shares_of(leaf: jax.Array) -> jax.Array:
-        dtype = promote(leaf.dtype, weights.dtype)
-
-        def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
-            return jnp.where(counts, row.astype(dtype), 0)
-
-        def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
-            row, counts = client
-            return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
-
-        mean = sum_over(counted, leaf, counts) / number.astype(dtype)
-        # One client after another, so that no second copy of all uploads is held.
-        far = jax.lax.map(distance, (leaf, counts))
-        total = far.sum()
-        alike = counts.astype(dtype) / number.astype(dtype)
-        shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
-        return weights.sum() * shares.astype(weights.dtype)
-
-    return jax.tree.map(shares_of, stacked)
+    return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
 @bounded
@@ -189,14 +180,13 @@ def generalization_adjustment(
 
     $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
 
-    with a_k = 1/K before the first round. At the end of a round a client also uploads the metrics
+    with a_k = 1/K before the first round, which is a plain average. Clients also upload the metrics
     of the received and of the trained model; the server keeps the second until its next round. So
-    the weights of a round are those that the authors' code computes after the previous round; the
-    first round is a plain average. A client that sits out keeps its weight.
+    the weights of a round are those that the authors' code computes after the previous one.
 
-    Differs from the authors' code, which has neither absent clients nor cohorts: the present
-    clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
-    rounds. By default the metric is the paper's, the loss; the code's is accuracy.
+    Differs from the authors' code, which has neither absent clients nor cohorts: an absent client
+    keeps its weight, the present ones the sum of theirs, whose mean replaces 1/K, and r counts a
+    client's own rounds. The code's metric is accuracy, the paper's the loss.
 
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
@@ -209,10 +199,7 @@ def generalization_adjustment(
 
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
-            raise ValueError(
-                "generalization_adjustment needs a measure, such as "
-                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
-            )
+            raise ValueError("measure is None: give methods.selection.validation_loss(...)")
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}
@@ -225,7 +212,7 @@ def generalization_adjustment(
         gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = adjust_weights(state["weight"], gaps, steps, present)
+        weights = _adjusted(state["weight"], gaps, steps, present)
         trained = messages["trained"].astype(received.dtype)
         renewed = {
             "weight": weights,
@@ -244,10 +231,10 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def adjust_weights(
+def _adjusted(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
-    """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""
+    """Returns the weights f[C] moved by gaps f[C]; the present clients keep their sum."""
     largest = jnp.abs(gaps).max()
     relative = gaps / jnp.where(largest > 0, largest, 1)
     # Present clients divide their old sum among themselves, so absent clients keep their weights.
