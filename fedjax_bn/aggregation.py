@@ -152,9 +152,8 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             if path_names(path)[0] == STATISTICS or not floating:
                 raise ValueError(
-                    f"privacy cannot noise the leaf {'/'.join(path_names(path))} of {leaf.dtype}: "
-                    "this method shares running statistics, or what is no float; use "
-                    "share=all_but_statistics or all_but_batch_norm"
+                    f"privacy cannot noise the statistic or integer {'/'.join(path_names(path))}: "
+                    "use share=all_but_statistics or all_but_batch_norm"
                 )
         state = server.init(shared, personal)
         # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.

@@ -217,8 +217,8 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         update = client.run(received, batches, key)
         if sent := len(jax.tree.leaves(update.message)):
             raise ValueError(
-                f"this method's clients send {sent} arrays beside their shared leaves, which "
-                "privacy would neither clip nor noise: choose one that sends none, such as fedbn"
+                f"privacy would neither clip nor noise the {sent} arrays that this method sends "
+                "beside leaves: use a method such as fedbn"
             )
         shared, personal = split_like(update.variables, received.shared)
         # Clip before adding noise, because the noise is scaled to the clip.

@@ -47,7 +47,7 @@ def nothing(variables: Variables) -> PyTree:
 
 
 def all_but_batch_norm(variables: Variables) -> PyTree:
-    """Keeps scale, bias, mean and variance of every batch norm local (FedBN, Section 4.1).
+    """Keeps every batch norm and all running statistics local (FedBN, Section 4.1).
 
     Raises:
       ValueError: the model has no batch norm, so that the rule would silently share everything.
@@ -130,11 +130,9 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
         leaf_paths = [path_names(path)[1:] for path, _ in leaves]
         for path in module_paths:
             if not any(names[: len(path)] == path for names in leaf_paths):
-                modules = sorted({names[0] for names in leaf_paths})
+                modules = ", ".join(sorted({names[0] for names in leaf_paths}))
                 raise ValueError(
-                    f"the path {'/'.join(path)!r}, of frozen or of a method's names, is not in the "
-                    f"model, which begins with {', '.join(modules)}: give a path such as "
-                    f"{'/'.join(leaf_paths[-1])}"
+                    f"the path {'/'.join(path)!r} of frozen or names is not in the model: {modules}"
                 )
 
         def chosen(path: tuple, leaf: Any) -> bool:
@@ -165,9 +163,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     chosen = jax.tree.leaves(mask)
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
         frozen_leaves = "every parameter" if any(chosen) else "no leaf"
-        raise ValueError(
-            f"frozen chooses {frozen_leaves}: give a rule that freezes a part, or leave it out"
-        )
+        raise ValueError(f"frozen chooses {frozen_leaves}: choose a part, or leave it out")
     frozen, trained = split(variables, mask)
     if OWN in trained:
         models = {
@@ -252,9 +248,8 @@ def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     # Without this check a model with another kind of norm would be shared as a whole.
     if not norms:
         raise ValueError(
-            "this sharing rule keeps norms local, but the model has no batch norm (no running mean "
-            f"or variance in '{STATISTICS}'), nor another norm if the rule is all_but_norms: build "
-            "it with fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
+            "the sharing rule keeps norms local, and the model has no batch norm (mean or variance "
+            f"in '{STATISTICS}'; for all_but_norms no norm): use share=everything, or add one"
         )
     return norms
 

@@ -111,7 +111,7 @@ def simulate(
     """
     profiling = Profile(*profile or (0, ""))
     if method.learned is None:
-        raise ValueError("simulate needs the method's model: make it by one of fedjax_bn.methods")
+        raise ValueError("simulate needs a method with its model, made by fedjax_bn.methods")
     model, prepare, _, task = method.learned
     if not task.segments:
         require_classifier("simulate", task)
@@ -173,8 +173,7 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
     for pool in pools:
         if (highest := int(pool.labels.max())) >= outputs:
             raise ValueError(
-                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs: "
-                "count labels from 0, or make a model of more classes"
+                f"client {pool.name!r} has label {highest}, and the model only {outputs} outputs"
             )
 
 
@@ -190,10 +189,7 @@ def _pool(name: str, samples: ClientSamples, task: Task) -> Pool:
         targets = as_labels(targets, f"the labels of {place}")
         if has_masks(targets) != bool(task.segments):
             kind = "masks" if has_masks(targets) else "no masks"
-            raise ValueError(
-                f"{place} has {kind} as labels, and the task of the method scores "
-                f"{task.score.name}: masks need a method with task=segmentation(classes)"
-            )
+            raise ValueError(f"{place} has {kind}, unlike the method's task {task.score.name}")
         if task.segments:
             check_labels(targets, pixels[-1], task.segments, place)
         labels.append(targets)

@@ -20,13 +20,12 @@ _traced_for = jax.make_user_context(None)
 
 
 def traced_for(platform: str) -> AbstractContextManager[None]:
-    """Returns a context in which programs are traced for another platform than this machine's.
+    """Returns a context in which programs are traced for a platform such as "cuda" or "tpu".
 
         with traced_for("cuda"):
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
-    Without it a program exported on a machine without accelerator has the kernels for CPU, which
-    are slow on other platforms. Platforms such as "cuda" or "tpu" need not exist here.
+    Without it a program exported on a machine without accelerator has the kernels for CPU.
     """
     return _traced_for(platform)
 
@@ -51,11 +50,9 @@ def _platform() -> str:
 
 
 def computed_once(tree: PyTree) -> PyTree:
-    """Returns the same arrays; on CPU a program computes them once, not again for each reader.
-
-    XLA:CPU copies a chain of cheap operations into each of its readers, which takes longer to
-    compile and, if a reader's loop is longer than the arrays, to run.
-    """
+    """Returns the same arrays; on CPU a program computes them once, not again for each reader."""
+    # XLA:CPU copies a chain of cheap operations into each of its readers, which takes longer to
+    # compile and, if a reader's loop is longer than the arrays, to run.
     if not on_cpu():
         return tree
     with set_xla_metadata(inlineable="false"):
@@ -68,10 +65,7 @@ def _itself(tree: PyTree) -> PyTree:
 
 
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
-    """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
-
-    LLVM optimizes less, and the numbers are the same. `options` are further arguments of `jax.jit`.
-    """
+    """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time."""
     options = {"compiler_options": _less_optimized() or None} | options
     compiled = jax.jit(function, **options)
 

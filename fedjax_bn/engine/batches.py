@@ -10,8 +10,8 @@
      "client": i32[C], the client of each row, and "population": i32[], the number of all clients
          (optional; the rows are all clients, in order)}
 
-S steps are E equal local epochs. On a mesh of devices padding rows may follow, up to a multiple of
-its clients axis; they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
+S steps are E equal local epochs. On a mesh of devices padding rows, which count nowhere, may follow
+up to a multiple of its clients axis. For images and labels see `fedjax_bn.engine.inputs`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.engine.inputs import class_labels, known_labels
-from fedjax_bn.sharing import Variables, join, without
+from fedjax_bn.sharing import Variables, filled, join, without
 
 PyTree = Any
 Batches = dict[str, PyTree]
@@ -93,7 +93,8 @@ def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
 class Admission:
     """Checks labels against the number of classes, which it computes once for each shape.
 
-    `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
+    `sent` has the shared leaves, `own` the personal and the frozen ones: a broadcast and an `Own`
+    with one client's batches, or a state as both with those of all clients.
     """
 
     # A class, because it keeps the numbers: else every round would trace the model again.
@@ -101,9 +102,7 @@ class Admission:
         self._classes = classes
         self._numbers: dict[tuple, int | None] = {}
 
-    def _number(
-        self, shared: PyTree, personal: PyTree, batches: Batches
-    ) -> tuple[int | None, bool]:
+    def _number(self, sent: Any, own: Any, batches: Batches) -> tuple[int | None, bool]:
         """Returns C, or None if labels are not classes, and whether the model was traced before."""
         if self._classes is None:
             return None, True
@@ -112,27 +111,28 @@ class Admission:
         is_traced = form in self._numbers
         if not is_traced:
             rows = batches["valid"].ndim - 2  # 1 for the axis of the clients
-            variables = join(_shapes(shared), _shapes(personal, rows))
+            shared = filled(sent.shared, own.frozen)
+            variables = join(_shapes(shared), _shapes(own.personal, rows))
             read = {name: batches[name] for name in (*REQUIRED, "source") if name in batches}
             # Computed from shapes, which costs one trace of the model's forward pass.
             self._numbers[form] = self._classes(variables, _shapes(read, rows))
         return self._numbers[form], is_traced
 
-    def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
+    def check(self, sent: Any, own: Any, batches: Batches) -> None:
         """Raises ValueError for a label that is not a class, if labels can be read on the host."""
         arrays = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
         # `check_batches` and `admitted` refuse what is left out here.
         if not all(hasattr(x, "dtype") for x in arrays) or label.shape[: valid.ndim] != valid.shape:
             return
-        classes, is_traced = self._number(shared, personal, batches)
+        classes, is_traced = self._number(sent, own, batches)
         if classes is not None and _readable(label, is_traced) and _readable(valid, is_traced):
             valid = np.asarray(valid, bool)
             class_labels(np.asarray(label), "batches['label']", classes, valid=valid)
 
-    def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
+    def admitted(self, sent: Any, own: Any, batches: Batches) -> Batches:
         """Returns the batches with valid=False for samples whose label is outside the classes."""
-        classes, _ = self._number(shared, personal, batches)
+        classes, _ = self._number(sent, own, batches)
         if classes is None:
             return batches
         label, valid = batches["label"], batches["valid"]

@@ -39,7 +39,7 @@ def check_images(images: np.ndarray, place: str = "images") -> None:
             f"{place} {list(shape)} are not [N, H, W, C]: use np.moveaxis(images, 1, -1)"
         )
     if _is_float(images.dtype) and _holds_bytes(images):
-        raise ValueError(f"{place} are {images.dtype} in 0..255: use .astype(np.uint8) or / 255")
+        raise ValueError(f"{place} are {images.dtype} numbers of bytes: use uint8, or / 255")
 
 
 def _holds_bytes(images: np.ndarray) -> bool:

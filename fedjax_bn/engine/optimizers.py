@@ -1,9 +1,8 @@
 """Local optimizers over rounds: rates by round, masks, response, and checks of what cannot work.
 
-An optax transformation counts steps in its own state. A client's state starts afresh each round,
-unless the client keeps it (`keep_optimizer`). The federation therefore gives it the round: every
-local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimizer's update, as
-optax passes extra arguments.
+An optax transformation counts steps in its own state, which starts afresh each round unless the
+client keeps it (`keep_optimizer`). Therefore every local step passes `round` i32[], `value` (the
+loss f[]) and `grad` to the optimizer's update, as optax passes extra arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,9 +40,9 @@ _COUNTING = (
 
 
 class _InRound(NamedTuple):
-    """The state of `by_round`, which is the state of the round's optimizer."""
+    """The state of `by_round`."""
 
-    inner: PyTree
+    inner: PyTree  # the state of the round's optimizer
 
 
 def by_round(
@@ -86,10 +85,9 @@ def descend(
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """Makes one step of an optimizer; returns the moved collections, and its new state.
+    """Makes one step of an optimizer; returns the collections of `gradients`, and its new state.
 
-    The collections of `gradients` move; `round` i32[] are the rounds finished, `loss` f[] is the
-    batch's.
+    `round` i32[] are the rounds finished, `loss` f[] is the batch's.
     """
     trained = {name: variables[name] for name in gradients}
     # Users' masks and labels may match the parameters alone; the engine trains collections.

@@ -22,7 +22,7 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number for each sample. Batches are mixed as a whole or not.
+    client's batch; l is one number for each sample.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
@@ -48,8 +48,8 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
     with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
     bias and no clipping; k, w and a are drawn once for each batch. Without `mix`, a is 0: RC_img of
-    the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
-    three draws is `contrib.randconv`. Clients send nothing for it.
+    the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. For the paper's loss see
+    `contrib.randconv`.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.

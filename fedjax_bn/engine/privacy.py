@@ -7,10 +7,8 @@
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
 takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`.
 
-It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
-cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
-are sent on (`global_variables` averages the clients' batch norms for an unseen one). The noise
-comes from JAX's generator: with its key anyone can subtract the noise.
+It covers what a method shares each round, but neither sizes, losses, accuracies and the round
+selected by them, nor personal leaves that are sent on (`global_variables` averages batch norms).
 """
 
 import math
@@ -31,7 +29,7 @@ class Privacy(NamedTuple):
 
     clip: float | jax.Array  # C, the largest norm of a client's update; infinity for no bound
     noise: float | jax.Array  # z, the noise's standard deviation in units of `clip`
-    at: str  # who adds the noise: the server once to the sum, or every client to its own update
+    at: str  # who adds the noise
     seed: int  # of the noise
 
 
@@ -43,9 +41,8 @@ def gaussian(
 
     Args:
       clip: C, the norm to which a client's update is clipped, above 0; infinity for no clipping.
-      noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that
-        add it themselves each add as much, so that the server sees no update without noise.
-      at: who adds it.
+      noise: z, at least 0, of N(0, (z C)^2).
+      at: who adds it: the server to the sum of the updates, or every client to its own.
       seed: the seed of the noise, 0 to 2**32 - 1. Whoever knows it can subtract the noise:
         `fedjax_bn.flower` draws secret ones by itself.
 

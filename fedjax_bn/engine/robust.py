@@ -1,15 +1,14 @@
 """Robust weighing rules, for federations in which some clients may send anything.
 
 One client can move a mean as far as it likes. Each function here returns a `Weighing` whose
-`combine` computes something else from the uploaded shared leaves, for any method whose clients send
-nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
+`combine` computes something else from all uploaded shared leaves [C, ...], for any method whose
+clients send nothing else.
 
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
 round state what the result is made of: the clients that Krum keeps, the last weights of the
 geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
-the factors of clipping. Other means of the round have these weights, such as that of the personal
-leaves which an unseen client receives (`state.global_variables`). No rule bounds that mean: only a
-client of weight 0 cannot move it. A rule reads all uploads [C, ...] of a round at once.
+the factors of clipping. With them personal leaves are averaged for an unseen client
+(`state.global_variables`); no rule bounds that mean, which a client of weight 0 alone cannot move.
 """
 
 from collections.abc import Callable
@@ -59,9 +58,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
 
     (Blanchard et al., NeurIPS 2017, section 4.) Of n clients that count, the score of client k is
     the sum of its squared distances to the n - f - 2 clients nearest to it, over all shared leaves
-    together. The result is the mean of the uploads with the least scores; of equal scores the
-    client in the first row is taken. The guarantee needs n >= 2f + 3: a round in which fewer
-    clients count has weights 0, and the shared leaves keep their values.
+    together. The result is the mean of the uploads with the least scores, of equal ones the first.
+    The guarantee needs n >= 2f + 3: with fewer clients weights are 0 and shared leaves stay.
 
     Args:
       malicious: f, how many of the clients may send anything, at least 0.
@@ -103,8 +101,8 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
     $v \leftarrow \sum_k w_k y_k / \sum_k w_k$ with $w_k = 1 / \max(\nu, \lVert v - y_k \rVert)$
 
     Differs from the authors' code, which weighs clients by size and starts at their mean: it starts
-    at what the clients received, and in the first iteration nu is the median of the distances, if
-    that is larger. So no upload pulls harder than another, even where the iterations start.
+    at what the clients received, with nu in the first iteration at least the median of the
+    distances. So no upload pulls harder than another.
 
     Args:
       iterations: at least 1.

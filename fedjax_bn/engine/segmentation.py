@@ -45,11 +45,11 @@ def segmentation_loss(
     $D = (2 \sum p y + \epsilon) / (\sum p + \sum y + \epsilon)$ with $\epsilon = 10^{-5}$
 
     The sums are over the labelled pixels of the valid samples of a batch, or of each sample
-    (`by_sample`), whose D are then averaged. D is the mean over the classes without the background.
-    H is the mean over the labelled pixels of the valid samples. All is at least float32.
+    (`by_sample`), whose D are then averaged. D is the mean over the classes without the background,
+    H that over the labelled pixels of the valid samples. All is at least float32.
 
     Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
-    u8[B, H, W] has 255, or any value from `classes` on, for no label. `dice` is a in [0, 1].
+    u8[B, H, W] has a value from `classes` on for no label. `dice` is a in [0, 1].
 
     Raises:
       ValueError: the shapes of logits and masks do not fit.
@@ -88,8 +88,8 @@ class Overlaps(NamedTuple):
 def regions_of(mask: jax.Array, classes: int, *, nested: bool = False) -> jax.Array:
     """Returns bool[..., classes - 1], in which region each pixel of a mask [...] is.
 
-    A region is a class without the background; with `nested` it holds the later classes too, such
-    as the optic disc with its cup. Unlabelled pixels are in no region.
+    A region is a class but the background; with `nested` it holds the later classes too, such as
+    the optic disc with its cup. Unlabelled pixels are in no region.
     """
     number = np.arange(1, classes).astype(mask.dtype)  # NumPy's, so that masks may be its too
     inside = mask[..., None] >= number if nested else mask[..., None] == number
@@ -101,8 +101,8 @@ def overlaps(
 ) -> Overlaps:
     """Returns the counts of predicted masks u8[B, H, W] in the labelled pixels of true ones.
 
-    `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. `classes`
-    are counted with the background; for `nested` see `regions_of`.
+    `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. For
+    `classes` and `nested` see `regions_of`.
     """
     # What has no label counts for neither mask.
     labelled = (label["mask"] != UNLABELLED)[..., None]

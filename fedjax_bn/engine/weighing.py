@@ -38,15 +38,11 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 def relative_weights(
     rule: Callable[[jax.Array, jax.Array], jax.Array], sizes: jax.Array
 ) -> jax.Array | None:
-    """Returns the weights f[C] of `by_size` or `uniform` before they are scaled to sum 1.
-
-    None for any other rule, whose weights may depend on the sizes of all clients.
-    """
-    if rule is by_size:
-        return sizes.astype(jnp.result_type(float))
-    if rule is uniform:
-        return (sizes > 0).astype(jnp.result_type(float))
-    return None
+    """Returns the weights f[C] of `by_size` or `uniform` before scaling; None for other rules."""
+    # Weights of others may depend on the sizes of all clients.
+    if rule not in (by_size, uniform):
+        return None
+    return (sizes if rule is by_size else sizes > 0).astype(jnp.result_type(float))
 
 
 def normalized(weights: jax.Array) -> jax.Array:
@@ -63,9 +59,8 @@ def normalized(weights: jax.Array) -> jax.Array:
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf of `stacked` [K, ...], without axis K.
 
-    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean. Weights
-    f[K] are nonnegative, not all 0, and need not sum to 1. Every leaf keeps its dtype (integers are
-    rounded).
+    Weights f[K] are nonnegative, not all 0, and need not sum to 1; NaN of a client of weight 0 does
+    not reach the mean. Every leaf keeps its dtype (integers are rounded).
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
@@ -101,19 +96,17 @@ class Weighing(NamedTuple):
 
     # `init(num_clients) -> state`, a tree of arrays [K, ...], one row for each client
     init: Callable[[int], PyTree]
-    # `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C clients
-    # of the round and messages their stacked `LocalUpdate.message`, or the results of `report`. A
-    # client that does not count has size and risk 0, and its message is meaningless
+    # `weigh(state, sizes, risks, messages) -> (weights f[C], state)` of the C clients of the round;
+    # messages are their stacked `LocalUpdate.message`, or the results of `report`. A client that
+    # does not count has size and risk 0, and its message is meaningless
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
-    # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone at
-    # the end of a round, computed from its `state.Received` and its trained variables; None for
-    # nothing
+    # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone,
+    # from its `state.Received` and its trained variables; None for nothing
     report: Callable[[Any, Variables], PyTree] | None = None
     # `combine(stacked, start, weights f[C]) -> (leaves, weights f[C])`, what the server takes
     # instead of the weighted mean of the uploaded leaves [C, ...], in float32 or wider, and the
     # weights of the round, which sum to 1; all 0 drop the round. `start` are the shared leaves
-    # before the round; the leaves of a client of weight 0 are meaningless. On a mesh every device
-    # then holds all uploads. None for the weighted mean
+    # before it; leaves of a client of weight 0 are meaningless. None for the weighted mean
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
@@ -125,8 +118,8 @@ def by_divergence() -> Weighing:
 
     $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
 
-    What only a few clients have learned is thus not averaged away. Clients with equal leaves have
-    equal weights. A round reports the weight 1 / n for each of the n clients that count.
+    Clients with equal leaves have equal weights. A round reports the weight 1 / n for each of the n
+    clients that count.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
