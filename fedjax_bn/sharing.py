@@ -29,7 +29,7 @@ MEASURED = "measured"
 # The model with which a client predicts instead of the shared one: personal, likewise zeros.
 OWN = "own"
 # Entries of that collection with collections of the network, which lack frozen leaves too.
-OWN_MODELS = ("model", "local")
+_OWN_MODELS = ("model", "local")
 # {collection: tree}, the frozen leaves, None elsewhere; only where a rule freezes some.
 FROZEN = "frozen"
 # Names of leaves: `mean` and `var` of flax's and our batch norms, `running_mean` of a user's.
@@ -172,7 +172,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
                 for collection, leaves in tree.items()
             }
             for name, tree in trained[OWN].items()
-            if name in OWN_MODELS
+            if name in _OWN_MODELS
         }
         trained[OWN] = {**trained[OWN], **models}
     return trained, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}

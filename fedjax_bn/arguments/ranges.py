@@ -42,15 +42,13 @@ class Range(NamedTuple):
         return f"must be {self.text}"
 
 
-def _between(low: int, high: int) -> Range:
+def _between(low: float, high: int) -> Range:
     upper = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
 def _printable(value: str) -> bool:
-    return len(value) <= _LONGEST and not any(
-        unicodedata.category(c) in ("Cc", "Cs") for c in value
-    )
+    return len(value) <= _LONGEST and not {"Cc", "Cs"} & set(map(unicodedata.category, value))
 
 
 def _is_window(ends: Sequence[Any]) -> bool:
@@ -68,7 +66,7 @@ BY_KIND = {
     int: Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63),
     str: Range(f"printable, at most {_LONGEST} characters", _printable),
     tuple: Range(
-        "a tuple of names", lambda texts: all(isinstance(t, str) and _printable(t) for t in texts)
+        "a tuple of names", lambda x: all(isinstance(t, str) and _printable(t) for t in x)
     ),
 }
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
@@ -80,17 +78,13 @@ GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
 AtLeast0 = Annotated[float, Range("at least 0", lambda value: value >= 0)]
 Above0 = Annotated[float, Range("above 0", lambda value: value > 0)]
 Share = Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)]
-UpTo1 = Annotated[float, Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)]
+UpTo1 = Annotated[float, _between(0, 1)]
 Inside = Annotated[float, Range("above 0 and below 1", lambda value: 0 < value < 1)]
-Degrees = Annotated[float, Range("at least 0 and at most 180", lambda value: 0 <= value <= 180)]
+Degrees = Annotated[float, _between(0, 180)]
 Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < value <= 1)]
-Alpha = Annotated[
-    float, Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
-]
-Seed = Annotated[
-    int,
-    Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32),
-]
+Alpha = Annotated[float, _between(0.001, 1_000_000)]
+# JAX's keys are made of 32 bits.
+Seed = Annotated[int, Range("at least 0 and below 2**32", lambda value: 0 <= value < 2**32)]
 # Counters on the device are i32; numbers that take memory have narrower bounds.
 Rounds = Annotated[int, _between(1, 2**31 - 1)]
 RoundsOr0 = Annotated[int, _between(0, 2**31 - 1)]
@@ -107,9 +101,7 @@ Magnitude = Annotated[int, _between(0, 30)]
 Margin = Annotated[int, _between(0, 2047)]
 GradientOrder = Annotated[int, _between(1, 2)]
 Puzzles = Annotated[int, _between(1, 71)]
-OddSide = Annotated[
-    int, Range("odd, at least 1 and at most 31", lambda value: value in range(1, 32, 2))
-]
+OddSide = Annotated[int, Range("odd, from 1 to 31", lambda value: value in range(1, 32, 2))]
 Cafl = Literal["sum", "mean"]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

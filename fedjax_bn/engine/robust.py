@@ -25,9 +25,8 @@ from fedjax_bn.engine.weighing import Weighing, normalized, uniform, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
-BelowHalf = Annotated[
-    float, Range("at least 0 and below 0.5", lambda value: 0 <= value < 0.5)
-]  # a fraction that can be cut at both ends
+# A fraction that can be cut at both ends.
+_BelowHalf = Annotated[float, Range("at least 0 and below 0.5", lambda value: 0 <= value < 0.5)]
 
 
 def coordinate_median() -> Weighing:
@@ -39,7 +38,7 @@ def coordinate_median() -> Weighing:
 
 
 @bounded
-def trimmed_mean(*, trim: BelowHalf = 0.25) -> Weighing:
+def trimmed_mean(*, trim: _BelowHalf = 0.25) -> Weighing:
     r"""Returns the rule of the mean of each number without its least and greatest values.
 
     (Yin et al., ICML 2018, Option II.) Of n clients that count, $\lfloor \beta n \rfloor$ are left
