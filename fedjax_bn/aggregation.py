@@ -143,8 +143,7 @@ class _Noise(NamedTuple):
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
     """Returns the server with noise added to the mean before its step, unless clients add it.
 
-    Raises:
-      ValueError: at `init`, if running statistics or leaves that are not floats are shared.
+    ValueError at `init` if running statistics or leaves that are not floats are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:

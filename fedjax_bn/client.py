@@ -207,10 +207,7 @@ def run_steps(
 def clipping(client: Client, privacy: Privacy) -> Client:
     """Returns the client with its upload clipped, and with noise added if clients add the noise.
 
-    Its personal leaves stay as trained.
-
-    Raises:
-      ValueError: at `run`, if the client also sends a message.
+    Its personal leaves stay as trained. ValueError at `run` if the client also sends a message.
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:

@@ -49,28 +49,22 @@ def nothing(variables: Variables) -> PyTree:
 def all_but_batch_norm(variables: Variables) -> PyTree:
     """Keeps every batch norm and all running statistics local (FedBN, Section 4.1).
 
-    Raises:
-      ValueError: the model has no batch norm, so that the rule would silently share everything.
+    ValueError if the model has no batch norm, so that the rule would silently share everything.
     """
     return _outside(_some(batch_norm_paths(variables)), variables)
 
 
 def all_but_statistics(variables: Variables) -> PyTree:
-    """Keeps running means and variances local, shares scale and bias (SiloBN, Andreux et al. 2020).
+    """Keeps running statistics local, shares scale and bias (SiloBN, Andreux et al. 2020).
 
-    Raises:
-      ValueError: the model has no batch norm.
+    ValueError if the model has no batch norm.
     """
     _some(batch_norm_paths(variables))
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
 def all_but_norms(variables: Variables) -> PyTree:
-    """Keeps every norm local (`norm_paths`).
-
-    Raises:
-      ValueError: the model has no norm, so that the rule would silently share everything.
-    """
+    """Keeps every norm (`norm_paths`) and running statistics local; ValueError if there is none."""
     return _outside(_some(norm_paths(variables)), variables)
 
 
@@ -89,8 +83,8 @@ def _outside(modules: frozenset[tuple[str, ...]], variables: Variables) -> PyTre
 def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
     """Returns the sharing rule with which every client keeps a whole collection.
 
-    `share` decides for all other collections, and does not see this one, which variables need not
-    have. With `shared` clients share the collection instead.
+    `share` decides for all others, and does not see this one, which variables need not have. With
+    `shared` clients share the collection instead.
     """
 
     # Without the collection, so that it does not change what the inner rule decides for the others.
@@ -150,10 +144,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     """Returns the variables with None for frozen leaves, and {collection: frozen leaves}.
 
     `mask` has True for each leaf that a rule freezes. Only `params` and `batch_stats` have frozen
-    leaves: collections that a method adds are trained.
-
-    Raises:
-      ValueError: no parameter would be trained, or none is frozen.
+    leaves: collections that a method adds are trained. ValueError if all or no parameters are.
     """
     network = ("params", STATISTICS)
     mask = {

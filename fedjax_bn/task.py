@@ -116,11 +116,10 @@ def _mean_dice(overlaps: Overlaps) -> jax.Array:
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the percentage of outputs f[N, C], logits or probabilities, that are largest at their
-    class; `labels` are whole numbers [N] in 0..C-1. Returns 0 without samples.
+    """Returns the percentage of outputs f[N, C] that are largest at their class; 0 without samples.
 
-    Raises:
-      ValueError: the arrays have other shapes, or a label is outside 0..C-1.
+    Outputs are logits or probabilities, `labels` whole numbers [N] in 0..C-1; others are a
+    ValueError.
     """
     return classification().score(*_answers(outputs, labels))
 

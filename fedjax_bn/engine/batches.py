@@ -120,7 +120,7 @@ class Admission:
 
     def check(self, sent: Any, own: Any, batches: Batches) -> None:
         """Raises ValueError for a label that is not a class, if labels can be read on the host."""
-        arrays = [batches.get(name) for name in REQUIRED]
+        arrays: list[Any] = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
         # `check_batches` and `admitted` refuse what is left out here.
         if not all(hasattr(x, "dtype") for x in arrays) or label.shape[: valid.ndim] != valid.shape:

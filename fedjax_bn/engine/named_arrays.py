@@ -28,8 +28,7 @@ def names_of(tree: PyTree) -> list[str]:
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     """Returns the tree of NumPy arrays with the structure of `like`, of arrays or their shapes.
 
-    Raises:
-      ValueError: a name is missing or unknown, or an array has another shape or dtype.
+    ValueError if a name is missing or unknown, or an array has another shape or dtype.
     """
     expected = _leaves(like)
     missing, unknown = sorted(expected.keys() - arrays), sorted(arrays.keys() - expected.keys())

@@ -107,10 +107,7 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data.
 
     The noise is z (0 gives infinity), the rounds are T, and the cohort is (C, K), empty if all take
-    part; delta is well below one over the number of clients.
-
-    Raises:
-      ImportError: dp-accounting is not installed.
+    part; delta is well below one over the number of clients. ImportError without dp-accounting.
     """
     try:
         import dp_accounting as dp

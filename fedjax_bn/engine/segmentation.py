@@ -49,10 +49,8 @@ def segmentation_loss(
     H that over the labelled pixels of the valid samples. All is at least float32.
 
     Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
-    u8[B, H, W] has a value from `classes` on for no label. `dice` is a in [0, 1].
-
-    Raises:
-      ValueError: the shapes of logits and masks do not fit.
+    u8[B, H, W] has a value from `classes` on for no label. ValueError if their shapes do not fit.
+    `dice` is a in [0, 1].
     """
     mask = label["mask"]
     # Float16 counts to 65504, which is less than the pixels of one image of 256x256.
