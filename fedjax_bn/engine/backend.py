@@ -78,10 +78,7 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
 
 
 def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Returns `program.compile()`, on CPU with less optimization by LLVM.
-
-    Rounds take as long as before: they spend their time in products and convolutions.
-    """
+    """Returns `program.compile()`, on CPU with less optimization by LLVM: rounds take as long."""
     return program.compile(compiler_options=_less_optimized() or None)
 
 
@@ -93,11 +90,9 @@ def _less_optimized() -> dict[str, Any]:
 
 
 def wait_for_all(gradients: PyTree) -> PyTree:
-    """Returns the same gradients; on CPU none of them is ready before all are.
-
-    Otherwise XLA:CPU copies a large weight in every step, because its update might run before the
-    last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
-    """
+    """Returns the same gradients; on CPU none of them is ready before all are."""
+    # Otherwise XLA:CPU copies a large weight in every step, because its update might run before the
+    # last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
     floating = [g for g in jax.tree.leaves(gradients) if g.size]
     if not floating or not on_cpu():
         return gradients

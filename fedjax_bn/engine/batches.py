@@ -60,10 +60,8 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
 
 
 def blank_padding(batch: Batches) -> Batches:
-    """Returns the batch with zeros in image and label where `valid` bool[...] is False.
-
-    A weight of 0 in the loss is not enough: in the gradient 0 times a NaN of the padding is NaN.
-    """
+    """Returns the batch with zeros in image and label where `valid` bool[...] is False."""
+    # A weight of 0 in the loss is not enough: in the gradient 0 times a NaN of the padding is NaN.
     valid = batch["valid"]
 
     def blank(leaf: jax.Array) -> jax.Array:
@@ -74,10 +72,7 @@ def blank_padding(batch: Batches) -> Batches:
 
 
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
-    """Returns i32[], a client's number of samples, by default the valid ones of its largest epoch.
-
-    `batches` have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
-    """
+    """Returns "size" i32[] of a client's batches, by default the samples of its largest epoch."""
     if "size" in batches:
         return batches["size"]
     return batches["valid"].reshape(epochs, -1).sum(1, dtype=jnp.int32).max()

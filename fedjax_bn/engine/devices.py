@@ -148,16 +148,13 @@ def _bytes(variable: Any) -> int:
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """Returns sum_k function(row k of each tree), leaf by leaf, over trees [K, ...] or empty trees.
-
-    On CPU one row is added after another, because XLA's own sum over a leading axis takes ten to
-    forty times as long if rows are large.
-    """
+    """Returns sum_k function(row k of each tree), leaf by leaf, over trees [K, ...], also empty."""
     if not jax.tree.leaves(stacked):
         return function(*stacked)
     if not on_cpu():
         return jax.tree.map(lambda x: x.sum(0), jax.vmap(function)(*stacked))
 
+    # XLA:CPU's own sum over a leading axis takes ten to forty times as long if rows are large.
     # Sums keep the dtypes of `function`, which widens 16-bit floats before they are added.
     def add(total: PyTree, rows: tuple) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, function(*rows)), None
@@ -173,7 +170,7 @@ def clients_at_once(clients: str) -> int | None:
         return None if clients == "vmap" else 1
     match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d*)", clients, re.ASCII)
     if match is None:
-        raise ValueError(f"clients={clients!r} must be auto, map, vmap or vmap:at_once=n, n >= 1")
+        raise ValueError(f"clients={clients!r} must be 'auto', 'map', 'vmap' or 'vmap:at_once=n'")
     return int(match[1])
 
 

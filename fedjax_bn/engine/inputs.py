@@ -1,8 +1,8 @@
 """Checks images, labels and random keys, with the same error messages for every caller.
 
-Images are bytes (uint8), which methods standardize, or floats of any width, read as they are, with
-channels last. Labels are one class a sample, counted from 0: integers, or floats that are whole
-numbers. Inside a program, a label outside the classes makes its sample invalid.
+Images are bytes (uint8), which methods standardize, or floats, read as they are; channels are last.
+Labels are one class a sample, whole numbers from 0. Inside a program, a label outside the classes
+makes its sample invalid.
 """
 
 from typing import Any
@@ -25,10 +25,7 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
 
 
 def check_images(images: np.ndarray, place: str = "images") -> None:
-    """Raises ValueError for images [N, ...] of another dtype, channels first, or bytes as floats.
-
-    The message begins with `place`.
-    """
+    """Raises ValueError for images [N, ...] of other dtypes, channels first, or bytes as floats."""
     check_image_dtype(images.dtype, place)
     shape = images.shape
     if len(shape) != 4:
@@ -54,11 +51,7 @@ def _holds_bytes(images: np.ndarray) -> bool:
 
 
 def as_images(images: Any, place: str = "images") -> np.ndarray:
-    """Returns images [N, ...] in the dtype in which they are stored: uint8, float32 or float64.
-
-    16-bit floats become float32; so does float64, unless JAX has float64 switched on. Raises the
-    errors of `check_images`.
-    """
+    """Returns images [N, ...] as uint8 or float32, with 64-bit JAX float64; see `check_images`."""
     images = np.asarray(images)
     check_images(images, place)
     if images.dtype == np.uint8:
@@ -111,7 +104,7 @@ def known_labels(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns labels as i32 (0 for a label outside the classes), and whether each is a class, bool.
 
-    `labels` are numbers of a shape, by default [N], possibly traced; ValueError if they are not.
+    `labels` are numbers of a shape, by default [N], possibly traced; else ValueError.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)

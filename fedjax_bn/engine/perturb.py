@@ -97,7 +97,7 @@ def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Arra
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns another valid sample for each sample, i32[B], by a permutation of the valid ones.
 
-    A padding sample is its own partner; so is the only valid sample.
+    Padding, or a single valid sample, is its own partner.
     """
     size = len(valid)
     place = jnp.arange(size, dtype=jnp.int32)

@@ -21,10 +21,7 @@ _Measure = Callable[[Variables, Any], jax.Array]
 
 
 def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """Returns p_k = n_k / sum_j n_j f[K] (FedAvg, McMahan et al. 2017, Algorithm 1).
-
-    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
-    """
+    """Returns p_k = n_k / sum_j n_j f[K] of sizes i32[K] (FedAvg, McMahan et al. 2017)."""
     del risks
     return normalized(sizes)
 
@@ -46,10 +43,7 @@ def relative_weights(
 
 
 def normalized(weights: jax.Array) -> jax.Array:
-    """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
-
-    One NaN makes all weights NaN.
-    """
+    """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; all 0 stay 0."""
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
     total = weights.sum()
     # == and not >, so that a NaN sum stays NaN, which shows the round that the rule failed.
