@@ -1,7 +1,7 @@
 """Choices with arguments in one word: `name:key=value:key=value`, such as `ResNet18:width=16`.
 
-The keys are the arguments of the function of that name, with the types that its signature gives
-them. `package.module:function:key=value` chooses a user's own function or class.
+The keys are the arguments of the function of that name, of its signature's types.
+`package.module:function:key=value` chooses a user's own function or class.
 """
 
 import ast
@@ -89,10 +89,7 @@ def split_choice(word: str, table: Collection[str]) -> tuple[str, list[str]]:
 
 
 def parsed(text: str, kind: type = object) -> Any:
-    """Returns a text as a value of type `kind`, or of another type if it does not fit.
-
-    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
-    """
+    """Returns a text, without quotes, as a value of type `kind`, or of another if it must."""
     if kind is float:
         with suppress(ValueError):
             return float(text)
@@ -112,13 +109,11 @@ def parsed(text: str, kind: type = object) -> Any:
 def plain_arguments(
     function: Callable[..., Any], given: Collection[str] = ()
 ) -> dict[str, Argument]:
-    """Returns the arguments of a function that a word can set, except those `given` by its caller.
-
-    A function that passes `**fields` to the class it returns has the class's arguments too.
-    """
+    """Returns the arguments of a function that a word can set, but those `given` by its caller."""
     signature = _signature(function)
     arguments: dict[str, Argument] = {}
     for key, parameter in signature.parameters.items():
+        # A function that passes `**fields` to the class it returns has the class's arguments too.
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
             arguments = plain_arguments(signature.return_annotation, given) | arguments
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -184,10 +179,7 @@ def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
 
 
 def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
-
-    A signature without these arguments, and a user's own function that fails, are ValueErrors.
-    """
+    """Calls a chosen function; ValueError if the arguments do not fit, or a user's own fails."""
     # Bound before the call: a TypeError inside our own function is a fault of ours.
     with naming(what):
         _signature(function).bind(*given, **options)

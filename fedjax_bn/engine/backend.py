@@ -31,19 +31,17 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
 
 
 def on_cpu() -> bool:
-    """Returns whether programs are traced for CPU, where XLA needs other forms of some operations.
-
-    `traced_for` sets the platform, else `jax.default_device`, else JAX's default backend.
-    """
+    """Returns whether programs are traced for CPU, where some operations need other forms."""
     return _platform() == "cpu"
 
 
 def on_tpu() -> bool:
-    """Returns whether programs are traced for TPU; the platform is set as for `on_cpu`."""
+    """Returns whether programs are traced for TPU."""
     return _platform() == "tpu"
 
 
 def _platform() -> str:
+    """Returns the platform of `traced_for`, else of `jax.default_device`, else JAX's default."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
     default = getattr(device, "platform", device) or jax.default_backend()
     return _traced_for.value or default

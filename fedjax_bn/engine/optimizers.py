@@ -104,10 +104,7 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, keep: bool) -> None:
-    """Raises ValueError if an optimizer cannot work over {collection: tree} and over rounds.
-
-    Unless clients `keep` its state, a schedule or counter would start again every round.
-    """
+    """Raises ValueError if an optimizer cannot step, or counts steps that clients do not `keep`."""
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
         seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)

@@ -60,16 +60,10 @@ def convolve_packed(
     read: int,
     written: int,
 ) -> jax.Array:
-    """Convolves a map of which `read` columns are packed into one of which `written` are.
+    """Convolves f[B, H, W / read, read C] into f[B, H', W' / written, written F].
 
-    Args:
-      x: f[B, H, W / read, read C].
-      kernel: f[r, s, C, F].
-      strides: (down, across); across times `written` is a multiple of `read`.
-      padding: ((top, bottom), (left, right)).
-
-    Returns:
-      f[B, H', W' / written, written F], if W' is a multiple of `written`.
+    The kernel is f[r, s, C, F], strides are (down, across), padding ((top, bottom), (left, right)).
+    Across times `written` is a multiple of `read`, and W' one of `written`.
     """
     (down, across), (rows, (left_padding, right)) = strides, padding
     size, width = kernel.shape[1], x.shape[2] * read

@@ -59,7 +59,7 @@ def gaussian(
 def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start, norm above 0.
 
-    ||Delta|| is over all floating leaves together. An update within it is returned bit by bit.
+    ||Delta|| is over all leaves together. An update within it is returned bit by bit.
     """
     if is_known(norm, math.inf) or not jax.tree.leaves(leaves):
         return leaves
@@ -106,8 +106,8 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     clients are drawn at random (without replacement, and secretly), it is an upper bound (Wang,
     Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data.
 
-    The noise is z (0 gives infinity), the rounds are T, and the cohort is (C, K), empty if all take
-    part; delta is well below one over the number of clients. ImportError without dp-accounting.
+    The noise is z (0 gives infinity), the cohort (C, K), empty if all take part; delta is well
+    below one over the number of clients. ImportError without dp-accounting.
     """
     try:
         import dp_accounting as dp

@@ -26,9 +26,8 @@ def risk_extrapolation(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
-    Only clients with at least one sample count. A client with samples whose risk is not finite, or
-    below the least normal number (about 1.2e-38 in float32), gets NaN: the round then changes
-    nothing, and a run stops by `check_risks`.
+    Only clients with samples count. One whose risk is not finite, or below the least normal number
+    (1.2e-38 in float32), gets NaN: the round changes nothing, and a run stops by `check_risks`.
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
@@ -76,9 +75,8 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
 def _least_variance(risks: jax.Array, counts: jax.Array) -> jax.Array:
     """Returns what `equal_risks` does, by sequential least squares (SLSQP), also under `jit`.
 
-    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, so that the variance is equally
-    curved along all of them: with the unknowns w_e SciPy stops at weights that are wrong by up to
-    0.6. ftol is 1e-12, because with the default SciPy returns the start point.
+    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, because with the unknowns w_e SciPy
+    stops at weights that are wrong by up to 0.6, and with the default ftol at the start.
     """
     from scipy.optimize import minimize
 

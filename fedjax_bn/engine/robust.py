@@ -5,10 +5,10 @@ One client can move a mean as far as it likes. Each function here returns a `Wei
 clients send nothing else.
 
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
-round state what the result is made of: the clients that Krum keeps, the last weights of the
-geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
-the factors of clipping. With them personal leaves are averaged for an unseen client
-(`state.global_variables`); no rule bounds that mean, which a client of weight 0 alone cannot move.
+round are those of the result: of the clients that Krum keeps, of the geometric median's last
+iteration, the share of numbers that a median or trimmed mean takes from a client, or the factors of
+clipping. Personal leaves are averaged with them for an unseen client (`state.global_variables`), in
+a mean that no rule bounds.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _BelowHalf = Annotated[float, Range("at least 0 and below 0.5", lambda value: 0 
 def coordinate_median() -> Weighing:
     r"""Returns the rule of the median of each number over the clients that count.
 
-    (Yin et al., ICML 2018, Option I.) It is the mean of the two middle numbers if clients are even.
+    (Yin et al., ICML 2018, Option I.) Of an even number the two middle ones are averaged.
     """
     return _rule(_middle(lambda count: np.maximum(count - 1, 0) // 2))
 
@@ -61,11 +61,9 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
     The guarantee needs n >= 2f + 3: with fewer clients weights are 0 and shared leaves stay.
 
     Args:
-      malicious: f, how many of the clients may send anything, at least 0.
+      malicious: f, how many of the clients may send anything, at least 0; a round with fewer than
+        2f + 3 rows raises ValueError.
       keep: how many uploads are averaged, at least 1; n - f if these are fewer.
-
-    Raises:
-      ValueError: at the round, it has fewer than 2f + 3 rows.
     """
     least_clients = 2 * malicious + 3
 
@@ -94,8 +92,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
 def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Weighing:
     r"""Returns the rule of RFA: the point with the least sum of distances to the uploads.
 
-    (Pillutla et al., IEEE Transactions on Signal Processing 2022, Algorithm 2, the smoothed
-    Weiszfeld algorithm.) The norm is over all shared leaves together; each iteration is
+    (Pillutla et al., IEEE TSP 2022, Algorithm 2, the smoothed Weiszfeld algorithm.) The norm is
+    over all shared leaves together; each iteration is
 
     $v \leftarrow \sum_k w_k y_k / \sum_k w_k$ with $w_k = 1 / \max(\nu, \lVert v - y_k \rVert)$
 

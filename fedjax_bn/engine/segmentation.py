@@ -116,7 +116,7 @@ def dice_and_iou(counted: Overlaps) -> tuple[Any, Any]:
     """Returns Dice and IoU f[N, R] in [0, 1] of the volume of each sample, and weights f[N].
 
     A weighted mean is thus a mean over volumes. Both are 1 where neither mask has the region, and 0
-    where one of them alone has it. Works on NumPy's arrays as on JAX's.
+    where only one has it. Works on NumPy's arrays as on JAX's.
     """
     counts, valid, volume = counted
     weights = valid.astype("float32")
