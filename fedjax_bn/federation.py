@@ -186,7 +186,7 @@ def federate(
     client, server, weigh = reporting(client, server, weigh or by_size)
     if mesh is not None:
         if CLIENTS not in mesh.axis_names:
-            raise ValueError(f"mesh={mesh} needs the axis: jax.make_mesh((n,), ('clients',))")
+            raise ValueError(f"mesh={mesh} lacks the axis of jax.make_mesh((n,), ('clients',))")
         # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
         mesh = Mesh(mesh.devices, mesh.axis_names)
     admission = Admission(classes)

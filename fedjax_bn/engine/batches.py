@@ -56,7 +56,7 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
                     f"{list(form)} of [K={rows}, S, B], valid as bool"
                 )
     if shape[1] % epochs:
-        raise ValueError(f"pad epochs by valid=False: {shape[1]} steps are not {epochs} equal ones")
+        raise ValueError(f"{shape[1]} steps are not {epochs} equal epochs: pad them by valid=False")
 
 
 def blank_padding(batch: Batches) -> Batches:

@@ -51,7 +51,7 @@ def gaussian(
     """
     if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
         raise ValueError(
-            f"clip={clip} must be above 0, noise={noise} at least 0; noise needs a clip"
+            f"clip={clip} must be above 0, noise={noise} 0 or more, with a finite clip"
         )
     return Privacy(float(clip), float(noise), at, seed)
 

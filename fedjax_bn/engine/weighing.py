@@ -186,7 +186,9 @@ def generalization_adjustment(
 
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
-            raise ValueError("measure is None: give methods.selection.validation_loss(...)")
+            raise ValueError(
+                "generalization_adjustment needs measure=selection.validation_loss(...)"
+            )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}
