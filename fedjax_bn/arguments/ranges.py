@@ -7,6 +7,7 @@ import functools
 import inspect
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from fedjax_bn.arguments.text import brief, nearest
@@ -52,11 +53,10 @@ def _printable(value: str) -> bool:
 
 
 def _is_window(ends: Sequence[Any]) -> bool:
-    try:
-        numbers = [float(end) for end in ends]
-    except ValueError:
-        return False
-    return not numbers or (len(numbers) == 2 and -_LARGEST < numbers[0] < numbers[1] < _LARGEST)
+    with suppress(ValueError):
+        low, high = map(float, ends)
+        return -_LARGEST < low < high < _LARGEST
+    return not ends
 
 
 # The ranges by type, for arguments without a range of their own.

@@ -5,7 +5,6 @@ They change standardized floats, between `prepare` and the model.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +58,9 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = _random_kernel(key, side, x.shape[-1], x.dtype)
+        channels = x.shape[-1]
+        kernel = jax.random.normal(key, (side, side, channels, channels), x.dtype)
+        kernel *= (channels * side**2) ** -0.5  # outputs keep the mean square of a patch
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -76,12 +77,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         return jnp.where(jax.random.bernoulli(whether_key, identity), x, changed)
 
     return perturb
-
-
-def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
-    """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
-    shape = (side, side, channels, channels)
-    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
 
 def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:

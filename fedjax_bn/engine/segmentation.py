@@ -15,9 +15,8 @@ _EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
 
 def as_classes(logits: jax.Array) -> jax.Array:
     """Returns logits f[..., classes]; those of one class f[..., 1] get a background's 0."""
-    if logits.shape[-1] > 1:
-        return logits
-    return jnp.concatenate([jnp.zeros_like(logits), logits], -1)
+    single = logits.shape[-1] == 1
+    return jnp.concatenate([jnp.zeros_like(logits), logits], -1) if single else logits
 
 
 def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
