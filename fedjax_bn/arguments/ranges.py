@@ -43,7 +43,8 @@ class Range(NamedTuple):
         return f"must be {self.text}"
 
 
-def _between(low: float, high: int) -> Range:
+def between(low: float, high: int) -> Range:
+    """Returns the range of numbers from `low` to `high`, both allowed."""
     upper = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
@@ -70,39 +71,30 @@ BY_KIND = {
     ),
 }
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
-SAMPLES = _between(1, 65_536)
-PIXELS = _between(1, 4096)
+SAMPLES = between(1, 65_536)
 GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
 
 # Types of arguments.
 AtLeast0 = Annotated[float, Range("at least 0", lambda value: value >= 0)]
 Above0 = Annotated[float, Range("above 0", lambda value: value > 0)]
 Share = Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)]
-UpTo1 = Annotated[float, _between(0, 1)]
+UpTo1 = Annotated[float, between(0, 1)]
 Inside = Annotated[float, Range("above 0 and below 1", lambda value: 0 < value < 1)]
-Degrees = Annotated[float, _between(0, 180)]
 Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < value <= 1)]
-Alpha = Annotated[float, _between(0.001, 1_000_000)]
 # JAX's keys are made of 32 bits.
 Seed = Annotated[int, Range("at least 0 and below 2**32", lambda value: 0 <= value < 2**32)]
 # Counters on the device are i32; numbers that take memory have narrower bounds.
-Rounds = Annotated[int, _between(1, 2**31 - 1)]
-RoundsOr0 = Annotated[int, _between(0, 2**31 - 1)]
-Steps = Annotated[int, _between(1, 1_000_000)]
-StepsOr0 = Annotated[int, _between(0, 1_000_000)]
+Rounds = Annotated[int, between(1, 2**31 - 1)]
+RoundsOr0 = Annotated[int, between(0, 2**31 - 1)]
+Steps = Annotated[int, between(1, 1_000_000)]
+StepsOr0 = Annotated[int, between(0, 1_000_000)]
 Samples = Annotated[int, SAMPLES]
-SamplesOr0 = Annotated[int, _between(0, 65_536)]
-Pixels = Annotated[int, PIXELS]
-Units = Annotated[int, _between(1, 16_384)]
-Channels = Annotated[int, _between(1, 4096)]
-Views = Annotated[int, _between(1, 1000)]
-Levels = Annotated[int, _between(1, 8)]
-Magnitude = Annotated[int, _between(0, 30)]
-Margin = Annotated[int, _between(0, 2047)]
-GradientOrder = Annotated[int, _between(1, 2)]
-Puzzles = Annotated[int, _between(1, 71)]
+SamplesOr0 = Annotated[int, between(0, 65_536)]
+Pixels = Annotated[int, between(1, 4096)]
+Units = Annotated[int, between(1, 16_384)]
+Channels = Annotated[int, between(1, 4096)]
+Views = Annotated[int, between(1, 1000)]
 OddSide = Annotated[int, Range("odd, from 1 to 31", lambda value: value in range(1, 32, 2))]
-Cafl = Literal["sum", "mean"]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
