@@ -270,7 +270,7 @@ def _as_floats(rows: jax.Array) -> jax.Array:
     # Rows of another dtype would travel in a reduction of their own. A float32 holds 24 bits
     # exactly, and so each half of 32 bits.
     if jnp.issubdtype(rows.dtype, jnp.integer):
-        rows = jnp.stack(jnp.divmod(rows, _half(rows.dtype)), 1)
+        rows = jnp.stack(jnp.divmod(rows, 2 ** (4 * rows.dtype.itemsize)), 1)
     return rows.astype(promote(rows.dtype, jnp.result_type(float)))
 
 
@@ -278,12 +278,8 @@ def _from_floats(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Undoes `_as_floats` of rows of this dtype."""
     if jnp.issubdtype(dtype, jnp.integer):
         high, low = rows[:, 0].astype(dtype), rows[:, 1].astype(dtype)
-        return high * _half(dtype) + low
+        return high * 2 ** (4 * dtype.itemsize) + low
     return rows.astype(dtype)
-
-
-def _half(dtype: jnp.dtype) -> int:
-    return 2 ** (4 * dtype.itemsize)
 
 
 def apart(
