@@ -143,8 +143,7 @@ class _Noise(NamedTuple):
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
     """Returns the server with noise added to the mean before its step, unless clients add it.
 
-    Raises:
-      ValueError: at `init`, if running statistics or leaves that are not floats are shared.
+    ValueError at `init` if running statistics or leaves that are not floats are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -152,9 +151,8 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             if path_names(path)[0] == STATISTICS or not floating:
                 raise ValueError(
-                    f"privacy cannot noise the leaf {'/'.join(path_names(path))} of {leaf.dtype}: "
-                    "this method shares running statistics, or what is no float; use "
-                    "share=all_but_statistics or all_but_batch_norm"
+                    f"privacy cannot noise the statistic or integer {'/'.join(path_names(path))}: "
+                    "use share=all_but_statistics or all_but_batch_norm"
                 )
         state = server.init(shared, personal)
         # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.

@@ -207,18 +207,15 @@ def run_steps(
 def clipping(client: Client, privacy: Privacy) -> Client:
     """Returns the client with its upload clipped, and with noise added if clients add the noise.
 
-    Its personal leaves stay as trained.
-
-    Raises:
-      ValueError: at `run`, if the client also sends a message.
+    Its personal leaves stay as trained. ValueError at `run` if the client also sends a message.
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         update = client.run(received, batches, key)
         if sent := len(jax.tree.leaves(update.message)):
             raise ValueError(
-                f"this method's clients send {sent} arrays beside their shared leaves, which "
-                "privacy would neither clip nor noise: choose one that sends none, such as fedbn"
+                f"privacy would neither clip nor noise the {sent} arrays that this method sends "
+                "beside leaves: use a method such as fedbn"
             )
         shared, personal = split_like(update.variables, received.shared)
         # Clip before adding noise, because the noise is scaled to the clip.

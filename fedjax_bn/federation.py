@@ -39,7 +39,6 @@ from fedjax_bn.engine.devices import (
     BATCH,
     CLIENTS,
     Meeting,
-    checked_mesh,
     clients_at_once,
     map_and_sum,
     on_each_device,
@@ -53,15 +52,7 @@ from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.robust import update_norms
 from fedjax_bn.engine.weighing import normalized
 from fedjax_bn.incremental_aggregation import Adding, adding
-from fedjax_bn.sharing import (
-    FROZEN,
-    SharingRule,
-    Variables,
-    everything,
-    filled,
-    split,
-    split_frozen,
-)
+from fedjax_bn.sharing import FROZEN, SharingRule, Variables, everything, split, split_frozen
 from fedjax_bn.state import (
     Broadcast,
     FederatedState,
@@ -190,34 +181,39 @@ def federate(
     server = server or averaging()
     if privacy is not None:
         if weigh not in (None, uniform):
-            raise ValueError(
-                "privacy needs weigh=uniform, its default: the noise is made for equal clients"
-            )
+            raise ValueError("privacy needs weigh=uniform, as its noise is made for equal clients")
         client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
     client, server, weigh = reporting(client, server, weigh or by_size)
+    if mesh is not None:
+        if CLIENTS not in mesh.axis_names:
+            raise ValueError(f"mesh={mesh} lacks the axis of jax.make_mesh((n,), ('clients',))")
+        # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
     admission = Admission(classes)
-    plan = _Plan(client, server, share, frozen, weigh, clients, checked_mesh(mesh), admission)
+    plan = _Plan(client, server, share, frozen, weigh, clients, mesh, admission)
+    # The state is donated, so that XLA holds the personal leaves of K clients once.
+    of_round = jax.jit(functools.partial(_round, plan), donate_argnums=0)
+    of_client = jax.jit(functools.partial(_take_part, plan))
+    served = functools.partial(server_step, plan.server, plan.weigh)
 
-    def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
+    # Labels are checked outside the programs, because only there can their values be read.
+    def run_round(state: FederatedState, batches: Batches, key: jax.Array) -> Any:
         count = state.round
         # A donated array is deleted: without this JAX's error would name a buffer, not the cause.
         concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
         if concrete and count.is_deleted():
-            raise ValueError(
-                "an earlier round used up the arrays of this state: continue with the state that "
-                "it returned, as in `state, metrics = method.round(state, ...)`"
-            )
-        admission.check(filled(state.shared, state.frozen), state.personal, batches)
+            raise ValueError("an earlier round used up this state: go on with the one it returned")
+        admission.check(state, state, batches)
+        return of_round(state, batches, key)
 
-    def check_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> None:
-        admission.check(filled(broadcast.shared, own.frozen), own.personal, batches)
+    def run_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> Any:
+        admission.check(broadcast, own, batches)
+        return of_client(broadcast, own, batches, key)
 
-    served = functools.partial(server_step, plan.server, plan.weigh)
-    # The state is donated, so that XLA holds the personal leaves of K clients once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
-        round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
-        client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
+        round=_lowered_as(of_round, run_round),
+        client=_lowered_as(of_client, run_client),
         server=jax.jit(lambda state, uploads: served(state, uploads)[0]),
         checked_server=jax.jit(served),
         adding=adding(plan.server, plan.weigh),
@@ -226,18 +222,11 @@ def federate(
     )
 
 
-def _checked(program: Any, check: Callable[..., None]) -> Any:
-    """Returns the jitted program as a function that checks its arguments first."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        # Outside the program, because only there can the values of labels be read.
-        check(*args, **kwargs)
-        return program(*args, **kwargs)
-
-    # What callers use of a jitted function, such as `method.round.lower(...)`.
-    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
-        setattr(called, name, getattr(program, name))
-    return called
+def _lowered_as(program: Any, function: Any) -> Any:
+    """Returns the function with what callers use of a jitted one, as in `method.round.lower`."""
+    for name in ("lower", "trace", "eval_shape", "_cache_size"):
+        setattr(function, name, getattr(program, name))
+    return function
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
@@ -270,8 +259,7 @@ def _take_part(
     plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
 ) -> tuple[Own, Upload]:
     """Trains one client as a round would, for `FederatedMethod.client`."""
-    variables = filled(broadcast.shared, own.frozen)
-    batches = plan.admission.admitted(variables, own.personal, batches)
+    batches = plan.admission.admitted(broadcast, own, batches)
     trained, upload, _ = take_part(plan.client, broadcast, own, batches, random_key(key))
     return trained._replace(frozen=own.frozen), upload
 
@@ -285,8 +273,7 @@ def _round(
     # On a mesh the caller may have padded the batches already, to place them on the devices.
     padded_rows = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, padded_rows, plan.client.epochs)
-    variables = filled(state.shared, state.frozen)
-    batches, key = plan.admission.admitted(variables, state.personal, batches), random_key(key)
+    batches, key = plan.admission.admitted(state, state, batches), random_key(key)
     # Without a cohort, row k belongs to client k.
     batches = {"client": jnp.arange(padded_rows, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)

@@ -29,7 +29,7 @@ MEASURED = "measured"
 # The model with which a client predicts instead of the shared one: personal, likewise zeros.
 OWN = "own"
 # Entries of that collection with collections of the network, which lack frozen leaves too.
-OWN_MODELS = ("model", "local")
+_OWN_MODELS = ("model", "local")
 # {collection: tree}, the frozen leaves, None elsewhere; only where a rule freezes some.
 FROZEN = "frozen"
 # Names of leaves: `mean` and `var` of flax's and our batch norms, `running_mean` of a user's.
@@ -47,30 +47,24 @@ def nothing(variables: Variables) -> PyTree:
 
 
 def all_but_batch_norm(variables: Variables) -> PyTree:
-    """Keeps scale, bias, mean and variance of every batch norm local (FedBN, Section 4.1).
+    """Keeps every batch norm and all running statistics local (FedBN, Section 4.1).
 
-    Raises:
-      ValueError: the model has no batch norm, so that the rule would silently share everything.
+    ValueError if the model has no batch norm, so that the rule would silently share everything.
     """
     return _outside(_some(batch_norm_paths(variables)), variables)
 
 
 def all_but_statistics(variables: Variables) -> PyTree:
-    """Keeps running means and variances local, shares scale and bias (SiloBN, Andreux et al. 2020).
+    """Keeps running statistics local, shares scale and bias (SiloBN, Andreux et al. 2020).
 
-    Raises:
-      ValueError: the model has no batch norm.
+    ValueError if the model has no batch norm.
     """
     _some(batch_norm_paths(variables))
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
 def all_but_norms(variables: Variables) -> PyTree:
-    """Keeps every norm local (`norm_paths`).
-
-    Raises:
-      ValueError: the model has no norm, so that the rule would silently share everything.
-    """
+    """Keeps every norm (`norm_paths`) and running statistics local; ValueError if there is none."""
     return _outside(_some(norm_paths(variables)), variables)
 
 
@@ -89,8 +83,8 @@ def _outside(modules: frozenset[tuple[str, ...]], variables: Variables) -> PyTre
 def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
     """Returns the sharing rule with which every client keeps a whole collection.
 
-    `share` decides for all other collections, and does not see this one, which variables need not
-    have. With `shared` clients share the collection instead.
+    `share` decides for all others, and does not see this one, which variables need not have. With
+    `shared` clients share the collection instead.
     """
 
     # Without the collection, so that it does not change what the inner rule decides for the others.
@@ -130,11 +124,9 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
         leaf_paths = [path_names(path)[1:] for path, _ in leaves]
         for path in module_paths:
             if not any(names[: len(path)] == path for names in leaf_paths):
-                modules = sorted({names[0] for names in leaf_paths})
+                modules = ", ".join(sorted({names[0] for names in leaf_paths}))
                 raise ValueError(
-                    f"the path {'/'.join(path)!r}, of frozen or of a method's names, is not in the "
-                    f"model, which begins with {', '.join(modules)}: give a path such as "
-                    f"{'/'.join(leaf_paths[-1])}"
+                    f"the path {'/'.join(path)!r} of frozen or names is not in the model: {modules}"
                 )
 
         def chosen(path: tuple, leaf: Any) -> bool:
@@ -152,10 +144,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     """Returns the variables with None for frozen leaves, and {collection: frozen leaves}.
 
     `mask` has True for each leaf that a rule freezes. Only `params` and `batch_stats` have frozen
-    leaves: collections that a method adds are trained.
-
-    Raises:
-      ValueError: no parameter would be trained, or none is frozen.
+    leaves: collections that a method adds are trained. ValueError if all or no parameters are.
     """
     network = ("params", STATISTICS)
     mask = {
@@ -165,9 +154,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     chosen = jax.tree.leaves(mask)
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
         frozen_leaves = "every parameter" if any(chosen) else "no leaf"
-        raise ValueError(
-            f"frozen chooses {frozen_leaves}: give a rule that freezes a part, or leave it out"
-        )
+        raise ValueError(f"frozen chooses {frozen_leaves}: choose a part, or leave it out")
     frozen, trained = split(variables, mask)
     if OWN in trained:
         models = {
@@ -176,7 +163,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
                 for collection, leaves in tree.items()
             }
             for name, tree in trained[OWN].items()
-            if name in OWN_MODELS
+            if name in _OWN_MODELS
         }
         trained[OWN] = {**trained[OWN], **models}
     return trained, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}
@@ -252,9 +239,8 @@ def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     # Without this check a model with another kind of norm would be shared as a whole.
     if not norms:
         raise ValueError(
-            "this sharing rule keeps norms local, but the model has no batch norm (no running mean "
-            f"or variance in '{STATISTICS}'), nor another norm if the rule is all_but_norms: build "
-            "it with fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
+            "the sharing rule keeps norms local, and the model has no batch norm (mean or variance "
+            f"in '{STATISTICS}'; for all_but_norms no norm): use share=everything, or add one"
         )
     return norms
 

@@ -10,7 +10,6 @@
 
 It runs the loop of the command line (`training.loop`) and returns the same numbers for the same
 data. A second call with the same method, and data of the same shapes, compiles nothing.
-`load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
 """
 
 import os
@@ -79,8 +78,7 @@ def simulate(
     """Trains a federation on arrays, tests it, and keeps the round with the best validation.
 
     A client given as (images, labels) is divided as the command line divides an `.npz`: a tenth of
-    each class is used for both validation and test, the rest for training. Slices of one volume
-    are never separated.
+    each class is for both validation and test. Slices of one volume are never separated.
 
     Args:
       method: a method of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`, or
@@ -90,8 +88,7 @@ def simulate(
         numbers [N] from 0, or masks, see `data.labels.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
-      rounds: rounds of the federation, at least 1; in each a client passes over its data as often
-        as the method's option `local_epochs` says.
+      rounds: rounds of the federation, at least 1.
       batch_size: samples of a local step.
       eval_every: rounds between evaluations; the last round is always evaluated.
       patience: if above 0, rounds without a better validation accuracy before training stops.
@@ -99,10 +96,9 @@ def simulate(
       variables: the model's first variables, for example pretrained; random by default.
       callbacks: are called after each round, with its state and its record, to which they may add
         entries, such as a metric of your own: see `training.loop.train`.
-      profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1, into
-        the folder; docs/speed.md shows how to look at it.
-      show_progress: whether a progress bar is printed to standard error, and before it a note if
-        tested samples are training samples too.
+      profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1.
+      show_progress: whether progress is printed to standard error, and a note if tested samples are
+        training samples too.
 
     Raises:
       ValueError: a sample, name or option is wrong; the message names it.
@@ -111,7 +107,7 @@ def simulate(
     """
     profiling = Profile(*profile or (0, ""))
     if method.learned is None:
-        raise ValueError("simulate needs the method's model: make it by one of fedjax_bn.methods")
+        raise ValueError("simulate needs a method with its model, made by fedjax_bn.methods")
     model, prepare, _, task = method.learned
     if not task.segments:
         require_classifier("simulate", task)
@@ -173,8 +169,7 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
     for pool in pools:
         if (highest := int(pool.labels.max())) >= outputs:
             raise ValueError(
-                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs: "
-                "count labels from 0, or make a model of more classes"
+                f"client {pool.name!r} has label {highest}, and the model only {outputs} outputs"
             )
 
 
@@ -190,10 +185,7 @@ def _pool(name: str, samples: ClientSamples, task: Task) -> Pool:
         targets = as_labels(targets, f"the labels of {place}")
         if has_masks(targets) != bool(task.segments):
             kind = "masks" if has_masks(targets) else "no masks"
-            raise ValueError(
-                f"{place} has {kind} as labels, and the task of the method scores "
-                f"{task.score.name}: masks need a method with task=segmentation(classes)"
-            )
+            raise ValueError(f"{place} has {kind}, unlike the method's task {task.score.name}")
         if task.segments:
             check_labels(targets, pixels[-1], task.segments, place)
         labels.append(targets)

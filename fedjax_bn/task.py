@@ -116,11 +116,10 @@ def _mean_dice(overlaps: Overlaps) -> jax.Array:
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the percentage of outputs f[N, C], logits or probabilities, that are largest at their
-    class; `labels` are whole numbers [N] in 0..C-1. Returns 0 without samples.
+    """Returns the percentage of outputs f[N, C] that are largest at their class; 0 without samples.
 
-    Raises:
-      ValueError: the arrays have other shapes, or a label is outside 0..C-1.
+    Outputs are logits or probabilities, `labels` whole numbers [N] in 0..C-1; others are a
+    ValueError.
     """
     return classification().score(*_answers(outputs, labels))
 
@@ -142,9 +141,8 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     outputs, labels = np.asarray(outputs), np.asarray(labels)
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
         raise ValueError(
-            f"outputs are {list(outputs.shape)} and labels {list(labels.shape)}; they must be "
-            "[samples, classes] and [samples]: give the outputs of a classifier, and one class a "
-            "sample (one-hot labels: labels.argmax(-1))"
+            f"outputs {list(outputs.shape)} and labels {list(labels.shape)} must be [N, classes] "
+            "and [N]: one-hot labels need .argmax(-1)"
         )
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
@@ -190,6 +188,6 @@ def require_classifier(method: str, task: Task) -> None:
     """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
         raise ValueError(
-            f"{method} needs the logits of a classifier, but its task reports {task.score.name!r}: "
-            "use a method that trains any task, such as fedavg or fedbn"
+            f"{method} needs the logits of a classifier, and its task scores {task.score.name!r}: "
+            "use a method such as fedbn"
         )

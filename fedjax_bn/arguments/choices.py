@@ -1,7 +1,7 @@
 """Choices with arguments in one word: `name:key=value:key=value`, such as `ResNet18:width=16`.
 
-The keys are the arguments of the function of that name, with the types that its signature gives
-them. `package.module:function:key=value` chooses a user's own function or class.
+The keys are the arguments of the function of that name, of its signature's types.
+`package.module:function:key=value` chooses a user's own function or class.
 """
 
 import ast
@@ -53,11 +53,10 @@ def read_choice(
     given: Collection[str] = (),
     extra: Mapping[str, Argument] | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns the function that a word chooses, and the arguments in the word.
+    """Returns the function that a word `name:key=value:...` chooses, and the arguments in it.
 
-    The word is `name:key=value:...` with a name of `table`, or a user's own function. It cannot set
-    the arguments that are `given` by the caller; `extra` are further keys. `what` names it in a
-    ValueError: an unknown name, module or key, a missing value, or one of another type or range.
+    The word cannot set the arguments that are `given` by the caller; `extra` are further keys.
+    `what` begins a ValueError: an unknown name, module or key, or a value that is not allowed.
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
@@ -92,10 +91,7 @@ def split_choice(word: str, table: Collection[str]) -> tuple[str, list[str]]:
 
 
 def parsed(text: str, kind: type = object) -> Any:
-    """Returns a text as a value of type `kind`, or of another type if it does not fit.
-
-    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
-    """
+    """Returns a text, without quotes, as a value of type `kind`, or of another if it must."""
     if kind is float:
         with suppress(ValueError):
             return float(text)
@@ -115,13 +111,11 @@ def parsed(text: str, kind: type = object) -> Any:
 def plain_arguments(
     function: Callable[..., Any], given: Collection[str] = ()
 ) -> dict[str, Argument]:
-    """Returns the arguments of a function that a word can set, except those `given` by its caller.
-
-    A function that passes `**fields` to the class it returns has the class's arguments too.
-    """
+    """Returns the arguments of a function that a word can set, but those `given` by its caller."""
     signature = _signature(function)
     arguments: dict[str, Argument] = {}
     for key, parameter in signature.parameters.items():
+        # A function that passes `**fields` to the class it returns has the class's arguments too.
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
             arguments = plain_arguments(signature.return_annotation, given) | arguments
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -166,26 +160,19 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
     """Returns a user's own function or class, `package.module:function`."""
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(
-            f"{what} is unknown{nearest(name, table)}, or your own as package.module:name"
-        )
+        raise ValueError(f"{what} is unknown{nearest(name, table)}, or package.module:name")
     if refusal := _REFUSED.get()(name):
         raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {refusal}")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
-        raise ValueError(
-            f"{what}: {name} cannot be imported ({type(error).__name__}: {one_line(error)}); its "
-            "module must be in the current folder or be installed"
-        ) from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{what}: {name} cannot be imported ({reason}): install it") from error
 
 
 @contextmanager
 def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
-    """Keeps choices from another person's files from importing that person's code.
-
-    `why("module:name")` returns the end of the error message; "" allows the import.
-    """
+    """Keeps choices of another person's files from importing code, unless `why(name)` is ""."""
     before = _REFUSED.set(why)
     try:
         yield
@@ -194,15 +181,10 @@ def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
 
 
 def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
-
-    A signature without these arguments, and a user's own function that fails, are ValueErrors.
-    """
-    # Bound before the call: a TypeError inside the function is not an error of its signature.
-    try:
+    """Calls a chosen function; ValueError if the arguments do not fit, or a user's own fails."""
+    # Bound before the call: a TypeError inside our own function is a fault of ours.
+    with naming(what):
         _signature(function).bind(*given, **options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: {error}") from error
     is_packaged = str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
     with nullcontext() if is_packaged else naming(what):
         return function(*given, **options)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from fedjax_bn.arguments.text import brief, nearest
@@ -42,23 +43,21 @@ class Range(NamedTuple):
         return f"must be {self.text}"
 
 
-def _between(low: int, high: int) -> Range:
+def between(low: float, high: int) -> Range:
+    """Returns the range of numbers from `low` to `high`, both allowed."""
     upper = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
 def _printable(value: str) -> bool:
-    return len(value) <= _LONGEST and not any(
-        unicodedata.category(c) in ("Cc", "Cs") for c in value
-    )
+    return len(value) <= _LONGEST and not {"Cc", "Cs"} & set(map(unicodedata.category, value))
 
 
 def _is_window(ends: Sequence[Any]) -> bool:
-    try:
-        numbers = [float(end) for end in ends]
-    except ValueError:
-        return False
-    return not numbers or (len(numbers) == 2 and -_LARGEST < numbers[0] < numbers[1] < _LARGEST)
+    with suppress(ValueError):
+        low, high = map(float, ends)
+        return -_LARGEST < low < high < _LARGEST
+    return not ends
 
 
 # The ranges by type, for arguments without a range of their own.
@@ -68,49 +67,34 @@ BY_KIND = {
     int: Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63),
     str: Range(f"printable, at most {_LONGEST} characters", _printable),
     tuple: Range(
-        "a tuple of names", lambda texts: all(isinstance(t, str) and _printable(t) for t in texts)
+        "a tuple of names", lambda x: all(isinstance(t, str) and _printable(t) for t in x)
     ),
 }
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
-SAMPLES = _between(1, 65_536)
-PIXELS = _between(1, 4096)
+SAMPLES = between(1, 65_536)
 GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
 
 # Types of arguments.
 AtLeast0 = Annotated[float, Range("at least 0", lambda value: value >= 0)]
 Above0 = Annotated[float, Range("above 0", lambda value: value > 0)]
 Share = Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)]
-UpTo1 = Annotated[float, Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)]
+UpTo1 = Annotated[float, between(0, 1)]
 Inside = Annotated[float, Range("above 0 and below 1", lambda value: 0 < value < 1)]
-Degrees = Annotated[float, Range("at least 0 and at most 180", lambda value: 0 <= value <= 180)]
 Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < value <= 1)]
-Alpha = Annotated[
-    float, Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
-]
-Seed = Annotated[
-    int,
-    Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32),
-]
+# JAX's keys are made of 32 bits.
+Seed = Annotated[int, Range("at least 0 and below 2**32", lambda value: 0 <= value < 2**32)]
 # Counters on the device are i32; numbers that take memory have narrower bounds.
-Rounds = Annotated[int, _between(1, 2**31 - 1)]
-RoundsOr0 = Annotated[int, _between(0, 2**31 - 1)]
-Steps = Annotated[int, _between(1, 1_000_000)]
-StepsOr0 = Annotated[int, _between(0, 1_000_000)]
+Rounds = Annotated[int, between(1, 2**31 - 1)]
+RoundsOr0 = Annotated[int, between(0, 2**31 - 1)]
+Steps = Annotated[int, between(1, 1_000_000)]
+StepsOr0 = Annotated[int, between(0, 1_000_000)]
 Samples = Annotated[int, SAMPLES]
-SamplesOr0 = Annotated[int, _between(0, 65_536)]
-Pixels = Annotated[int, PIXELS]
-Units = Annotated[int, _between(1, 16_384)]
-Channels = Annotated[int, _between(1, 4096)]
-Views = Annotated[int, _between(1, 1000)]
-Levels = Annotated[int, _between(1, 8)]
-Magnitude = Annotated[int, _between(0, 30)]
-Margin = Annotated[int, _between(0, 2047)]
-GradientOrder = Annotated[int, _between(1, 2)]
-Puzzles = Annotated[int, _between(1, 71)]
-OddSide = Annotated[
-    int, Range("odd, at least 1 and at most 31", lambda value: value in range(1, 32, 2))
-]
-Cafl = Literal["sum", "mean"]
+SamplesOr0 = Annotated[int, between(0, 65_536)]
+Pixels = Annotated[int, between(1, 4096)]
+Units = Annotated[int, between(1, 16_384)]
+Channels = Annotated[int, between(1, 4096)]
+Views = Annotated[int, between(1, 1000)]
+OddSide = Annotated[int, Range("odd, from 1 to 31", lambda value: value in range(1, 32, 2))]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
@@ -133,14 +117,14 @@ def bounded(target: _Made) -> _Made:
     `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses other options: TypeError.
     """
     checked: Any = target
-    signature = inspect.signature(checked)
+    name, signature = target.__name__, inspect.signature(checked)
     stated = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
 
     def check(arguments: Mapping[str, Any]) -> None:
         for key, value in arguments.items():
             allowed = stated.get(key) if isinstance(value, _CHECKED) else None
             if allowed and (problem := allowed.refusal(value)):
-                raise ValueError(f"{target.__name__}: {key}={brief(value)} {problem}")
+                raise ValueError(f"{name}: {key}={brief(value)} {problem}")
 
     if isinstance(target, type):
         # In a dataclass all fields, defaults included, are set before `__post_init__` is called.
@@ -161,9 +145,7 @@ def bounded(target: _Made) -> _Made:
     def called(*args: Any, **kwargs: Any) -> Any:
         for key in kwargs:
             if options and key not in options:
-                raise TypeError(
-                    f"{target.__name__} has no option {brief(key)}{nearest(key, options)}"
-                )
+                raise TypeError(f"{name} has no option {brief(key)}{nearest(key, options)}")
         check(dict(zip(signature.parameters, args, strict=False)) | kwargs)
         return target(*args, **kwargs)
 

@@ -34,9 +34,8 @@ def one_line(error: BaseException) -> str:
 def file_name(text: str) -> str:
     """Returns a unique name for a file or folder, of at most 100 ASCII characters.
 
-    Letters, digits, spaces and `-_.+=@,()` stay; all else becomes %XX, byte by byte in UTF-8. So do
-    a dot or a space at either end, and the first letter of a name that Windows reserves for
-    devices. The name of a long text ends in its digest.
+    Letters, digits, spaces and `-_.+=@,()` stay, all else becomes %XX. So do a dot or a space at
+    either end, and the first letter of a device of Windows. Long texts end in a digest.
     """
     name = quote(text, safe="+=@,() ", errors="surrogatepass").replace("~", "%7E")
     if name[:1] in (".", " ") or _OF_WINDOWS.fullmatch(text.partition(".")[0].rstrip(" ")):
@@ -51,16 +50,14 @@ def file_name(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Returns a text on one line of valid Unicode, with escapes for what cannot be printed.
+    """Returns a text on one line of valid Unicode, with escapes for what cannot be printed."""
 
-    Backslashes are doubled, so that two texts that differ are shown differently.
-    """
-    return "".join(
-        character
-        if character.isprintable() and character != "\\"
-        else character.encode("unicode_escape").decode()
-        for character in name
-    )
+    # Backslashes are doubled, so that two texts that differ are shown differently.
+    def escaped(character: str) -> str:
+        printable = character.isprintable() and character != "\\"
+        return character if printable else character.encode("unicode_escape").decode()
+
+    return "".join(map(escaped, name))
 
 
 def short(name: str, limit: int = 200) -> str:
@@ -81,10 +78,8 @@ def _cut(line: str, limit: int) -> str:
 
 
 def cell(value: str) -> str:
-    """Returns a text as a cell of a CSV: on one line, and no formula for a spreadsheet.
-
-    A text that begins like a formula gets a single quote before it, as OWASP recommends.
-    """
+    """Returns a text as a cell of a CSV: on one line, and no formula for a spreadsheet."""
+    # A single quote before what begins like a formula is OWASP's recommendation.
     return f"'{shown(value)}" if _FORMULA.match(value) else shown(value)
 
 

@@ -1,21 +1,13 @@
 """FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
 
 from contextlib import nullcontext
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.arguments.ranges import (
-    Above0,
-    AtLeast0,
-    Channels,
-    GradientOrder,
-    Margin,
-    SamplesOr0,
-    bounded,
-)
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, SamplesOr0, between, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.contrib.parts import changing_outputs, exchanging, in_row, require_images
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
@@ -43,9 +35,9 @@ def feddg(
     optimizer: optax.GradientTransformation,
     *,
     spectra: SamplesOr0 = 0,
-    half: Margin = 0,
+    half: Annotated[int, between(0, 2047)] = 0,
     drawn: bool = False,
-    order: GradientOrder = 2,
+    order: Annotated[int, between(1, 2)] = 2,
     inner_rate: AtLeast0 = 0.001,
     clip: Above0 = 100.0,
     channels: Channels = 3,

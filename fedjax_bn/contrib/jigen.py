@@ -1,13 +1,13 @@
 """JiGen (Carlucci et al., CVPR 2019): the network also solves jigsaw puzzles."""
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_bn.arguments.ranges import AtLeast0, Puzzles, UpTo1, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, between, bounded
 from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -29,7 +29,7 @@ def jigen(
     *,
     weight: AtLeast0 = 0.7,
     whole: UpTo1 = 0.9,
-    permutations: Puzzles = 30,
+    permutations: Annotated[int, between(1, 71)] = 30,
     **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(class) + weight CE(order) on images whose 3x3 tiles may be shuffled.

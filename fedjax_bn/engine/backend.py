@@ -20,42 +20,37 @@ _traced_for = jax.make_user_context(None)
 
 
 def traced_for(platform: str) -> AbstractContextManager[None]:
-    """Returns a context in which programs are traced for another platform than this machine's.
+    """Returns a context in which programs are traced for a platform such as "cuda" or "tpu".
 
         with traced_for("cuda"):
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
-    Without it a program exported on a machine without accelerator has the kernels for CPU, which
-    are slow on other platforms. Platforms such as "cuda" or "tpu" need not exist here.
+    Without it a program exported on a machine without accelerator has the kernels for CPU.
     """
     return _traced_for(platform)
 
 
 def on_cpu() -> bool:
-    """Returns whether programs are traced for CPU, where XLA needs other forms of some operations.
-
-    `traced_for` sets the platform, else `jax.default_device`, else JAX's default backend.
-    """
+    """Returns whether programs are traced for CPU, where some operations need other forms."""
     return _platform() == "cpu"
 
 
 def on_tpu() -> bool:
-    """Returns whether programs are traced for TPU; the platform is set as for `on_cpu`."""
+    """Returns whether programs are traced for TPU."""
     return _platform() == "tpu"
 
 
 def _platform() -> str:
+    """Returns the platform of `traced_for`, else of `jax.default_device`, else JAX's default."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
     default = getattr(device, "platform", device) or jax.default_backend()
     return _traced_for.value or default
 
 
 def computed_once(tree: PyTree) -> PyTree:
-    """Returns the same arrays; on CPU a program computes them once, not again for each reader.
-
-    XLA:CPU copies a chain of cheap operations into each of its readers, which takes longer to
-    compile and, if a reader's loop is longer than the arrays, to run.
-    """
+    """Returns the same arrays; on CPU a program computes them once, not again for each reader."""
+    # XLA:CPU copies a chain of cheap operations into each of its readers, which takes longer to
+    # compile and, if a reader's loop is longer than the arrays, to run.
     if not on_cpu():
         return tree
     with set_xla_metadata(inlineable="false"):
@@ -68,10 +63,7 @@ def _itself(tree: PyTree) -> PyTree:
 
 
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
-    """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
-
-    LLVM optimizes less, and the numbers are the same. `options` are further arguments of `jax.jit`.
-    """
+    """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time."""
     options = {"compiler_options": _less_optimized() or None} | options
     compiled = jax.jit(function, **options)
 
@@ -84,10 +76,7 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
 
 
 def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Returns `program.compile()`, on CPU with less optimization by LLVM.
-
-    Rounds take as long as before: they spend their time in products and convolutions.
-    """
+    """Returns `program.compile()`, on CPU with less optimization by LLVM: rounds take as long."""
     return program.compile(compiler_options=_less_optimized() or None)
 
 
@@ -99,11 +88,9 @@ def _less_optimized() -> dict[str, Any]:
 
 
 def wait_for_all(gradients: PyTree) -> PyTree:
-    """Returns the same gradients; on CPU none of them is ready before all are.
-
-    Otherwise XLA:CPU copies a large weight in every step, because its update might run before the
-    last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
-    """
+    """Returns the same gradients; on CPU none of them is ready before all are."""
+    # Otherwise XLA:CPU copies a large weight in every step, because its update might run before the
+    # last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
     floating = [g for g in jax.tree.leaves(gradients) if g.size]
     if not floating or not on_cpu():
         return gradients

@@ -10,8 +10,8 @@
      "client": i32[C], the client of each row, and "population": i32[], the number of all clients
          (optional; the rows are all clients, in order)}
 
-S steps are E equal local epochs. On a mesh of devices padding rows may follow, up to a multiple of
-its clients axis; they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
+S steps are E equal local epochs. On a mesh of devices padding rows, which count nowhere, may follow
+up to a multiple of its clients axis. For images and labels see `fedjax_bn.engine.inputs`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.engine.inputs import class_labels, known_labels
-from fedjax_bn.sharing import Variables, join, without
+from fedjax_bn.sharing import Variables, filled, join, without
 
 PyTree = Any
 Batches = dict[str, PyTree]
@@ -40,8 +40,8 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     missing, unknown = needed - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
         raise ValueError(
-            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give "
-            f"{', '.join(REQUIRED)}, optionally {', '.join(_OPTIONAL)}"
+            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: optional are "
+            f"{', '.join(_OPTIONAL)}"
         )
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
     forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
@@ -52,20 +52,16 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             fits &= leaf.ndim == 1 or name not in _BY_CLIENT
             if not fits or (name == "valid" and leaf.dtype != bool):
                 raise ValueError(
-                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}; its first axes must be "
-                    f"{list(form)}, of [K={rows}, S, B], and valid must be bool"
+                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}, but must begin with "
+                    f"{list(form)} of [K={rows}, S, B], valid as bool"
                 )
     if shape[1] % epochs:
-        raise ValueError(
-            f"{shape[1]} steps are not {epochs} equal local epochs: pad epochs with valid=False"
-        )
+        raise ValueError(f"{shape[1]} steps are not {epochs} equal epochs: pad them by valid=False")
 
 
 def blank_padding(batch: Batches) -> Batches:
-    """Returns the batch with zeros in image and label where `valid` bool[...] is False.
-
-    A weight of 0 in the loss is not enough: in the gradient 0 times a NaN of the padding is NaN.
-    """
+    """Returns the batch with zeros in image and label where `valid` bool[...] is False."""
+    # A weight of 0 in the loss is not enough: in the gradient 0 times a NaN of the padding is NaN.
     valid = batch["valid"]
 
     def blank(leaf: jax.Array) -> jax.Array:
@@ -76,10 +72,7 @@ def blank_padding(batch: Batches) -> Batches:
 
 
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
-    """Returns i32[], a client's number of samples, by default the valid ones of its largest epoch.
-
-    `batches` have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
-    """
+    """Returns "size" i32[] of a client's batches, by default the samples of its largest epoch."""
     if "size" in batches:
         return batches["size"]
     return batches["valid"].reshape(epochs, -1).sum(1, dtype=jnp.int32).max()
@@ -95,7 +88,8 @@ def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
 class Admission:
     """Checks labels against the number of classes, which it computes once for each shape.
 
-    `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
+    `sent` has the shared leaves, `own` the personal and the frozen ones: a broadcast and an `Own`
+    with one client's batches, or a state as both with those of all clients.
     """
 
     # A class, because it keeps the numbers: else every round would trace the model again.
@@ -103,9 +97,7 @@ class Admission:
         self._classes = classes
         self._numbers: dict[tuple, int | None] = {}
 
-    def _number(
-        self, shared: PyTree, personal: PyTree, batches: Batches
-    ) -> tuple[int | None, bool]:
+    def _number(self, sent: Any, own: Any, batches: Batches) -> tuple[int | None, bool]:
         """Returns C, or None if labels are not classes, and whether the model was traced before."""
         if self._classes is None:
             return None, True
@@ -114,29 +106,28 @@ class Admission:
         is_traced = form in self._numbers
         if not is_traced:
             rows = batches["valid"].ndim - 2  # 1 for the axis of the clients
-            variables = join(_shapes(shared), _shapes(personal, rows))
+            shared = filled(sent.shared, own.frozen)
+            variables = join(_shapes(shared), _shapes(own.personal, rows))
             read = {name: batches[name] for name in (*REQUIRED, "source") if name in batches}
             # Computed from shapes, which costs one trace of the model's forward pass.
             self._numbers[form] = self._classes(variables, _shapes(read, rows))
         return self._numbers[form], is_traced
 
-    def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
+    def check(self, sent: Any, own: Any, batches: Batches) -> None:
         """Raises ValueError for a label that is not a class, if labels can be read on the host."""
         arrays: list[Any] = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
         # `check_batches` and `admitted` refuse what is left out here.
-        if not all(hasattr(array, "dtype") for array in arrays) or valid.dtype != bool:
+        if not all(hasattr(x, "dtype") for x in arrays) or label.shape[: valid.ndim] != valid.shape:
             return
-        if label.shape[: valid.ndim] != valid.shape:
-            return
-        classes, is_traced = self._number(shared, personal, batches)
-        if classes is None or not (_readable(label, is_traced) and _readable(valid, is_traced)):
-            return
-        class_labels(np.asarray(label), "batches['label']", classes, valid=np.asarray(valid))
+        classes, is_traced = self._number(sent, own, batches)
+        if classes is not None and _readable(label, is_traced) and _readable(valid, is_traced):
+            valid = np.asarray(valid, bool)
+            class_labels(np.asarray(label), "batches['label']", classes, valid=valid)
 
-    def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
+    def admitted(self, sent: Any, own: Any, batches: Batches) -> Batches:
         """Returns the batches with valid=False for samples whose label is outside the classes."""
-        classes, _ = self._number(shared, personal, batches)
+        classes, _ = self._number(sent, own, batches)
         if classes is None:
             return batches
         label, valid = batches["label"], batches["valid"]
@@ -157,10 +148,8 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 def _readable(array: Any, is_traced: bool) -> bool:
     """Returns whether an array can be read on the host without delaying a round."""
-    if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
-        return False
-    if isinstance(array, np.ndarray):
-        return True
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        return isinstance(array, np.ndarray)
     # Before the first round of a shape waiting costs nothing: a program must be compiled anyway.
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not is_traced or ready)

@@ -1,14 +1,12 @@
 """Maps a function of one client over all clients, on one device or on a mesh of devices.
 
-Each device trains its clients one after another, all at once, or n at a time. The strategy changes
-results only by the order of sums. On CPU `vmap` over per-client kernels makes grouped convolutions,
-which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and GPU it is n at a time,
-by the network's size.
+Each device trains its clients one after another, all at once, or n at a time, which changes only
+the order of sums. On CPU `vmap` over per-client kernels makes grouped convolutions, which XLA runs
+at a tenth of the speed, so `auto` is `map` there. On TPU and GPU the network's size gives n.
 
-A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
-Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
-a sharded axis would gather arrays, and `map` would train every client on every device. A second
-axis, "batch", divides the samples of a client's batches; XLA inserts the reductions over it.
+A mesh has an axis "clients": each device trains its own clients inside `jax.shard_map`, and one
+reduction ends the round. Rows are padded to a multiple of the axis. A second axis, "batch", divides
+the samples of a client's batches; XLA inserts the reductions over it.
 """
 
 import functools
@@ -38,18 +36,14 @@ def map_and_sum(
     rows: PyTree,
     *stacked: PyTree,
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Applies `function` to every client, sums a part of its results and updates the clients' rows.
+    """Returns the sum of all clients' parts, their new rows and their results, both stacked.
 
     It never holds more parts than clients that run at once, and overwrites the old rows.
 
     Args:
       function: a pure function of one client's row and its other trees -> (part, row, result).
-      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n` (n at a
-        time, or all if there are fewer).
+      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n`.
       rows, *stacked: trees with leading axis K, one for each argument of `function`.
-
-    Returns:
-      The sum of the parts, the new rows, and the results stacked along a leading axis K.
     """
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     function = jax.jit(function, inline=True)  # traced once, though used several times
@@ -154,16 +148,13 @@ def _bytes(variable: Any) -> int:
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """Returns sum_k function(row k of each tree), leaf by leaf, over trees [K, ...] or empty trees.
-
-    On CPU one row is added after another, because XLA's own sum over a leading axis takes ten to
-    forty times as long if rows are large.
-    """
+    """Returns sum_k function(row k of each tree), leaf by leaf, over trees [K, ...], also empty."""
     if not jax.tree.leaves(stacked):
         return function(*stacked)
     if not on_cpu():
         return jax.tree.map(lambda x: x.sum(0), jax.vmap(function)(*stacked))
 
+    # XLA:CPU's own sum over a leading axis takes ten to forty times as long if rows are large.
     # Sums keep the dtypes of `function`, which widens 16-bit floats before they are added.
     def add(total: PyTree, rows: tuple) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, function(*rows)), None
@@ -174,18 +165,12 @@ def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
 
 
 def clients_at_once(clients: str) -> int | None:
-    """Returns how many clients a strategy trains at once; None for all, 1 for `auto` on a CPU.
-
-    An unknown strategy is a ValueError.
-    """
+    """Returns how many clients a strategy trains at once; None for all, else ValueError."""
     if clients in ("auto", "map", "vmap"):
         return None if clients == "vmap" else 1
     match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d*)", clients, re.ASCII)
     if match is None:
-        raise ValueError(
-            f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
-            "'vmap:at_once=n' with n >= 1 clients at a time"
-        )
+        raise ValueError(f"clients={clients!r} must be 'auto', 'map', 'vmap' or 'vmap:at_once=n'")
     return int(match[1])
 
 
@@ -193,25 +178,12 @@ class Meeting(NamedTuple):
     """How the devices of a round exchange arrays; on one device both functions change nothing."""
 
     devices: int = 1  # the number of devices over which clients are spread
-    # `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the rows [P,
-    # ...] of all clients from this device's rows, in one reduction. Dtypes stay
+    # `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers all clients'
+    # rows [P, ...], in one reduction. Dtypes stay
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda sums, rows: (sums, rows)
     # `local_rows(rows) -> rows` takes the rows of this device's clients from the rows [K, ...] of
     # all clients, and 0 for padding
     local_rows: Callable[[PyTree], PyTree] = lambda rows: rows
-
-
-def checked_mesh(mesh: Mesh | None) -> Mesh | None:
-    """Returns the mesh with axes that XLA shards itself; ValueError if none is named "clients"."""
-    if mesh is None:
-        return None
-    if CLIENTS not in mesh.axis_names:
-        raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
-            "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
-        )
-    # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
-    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def padded(rows: int, mesh: Mesh | None) -> int:
@@ -232,10 +204,7 @@ def pad_rows(tree: PyTree, rows: int, axis: int = 0) -> PyTree:
 
 
 def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, PyTree]:
-    """Divides the samples of batches [P, S, B, ...] over the axis "batch", if the mesh has one.
-
-    B is padded to a multiple of that axis, with valid=False.
-    """
+    """Divides the samples of batches [P, S, B, ...] over an axis "batch", with B padded to it."""
     if mesh is None or BATCH not in mesh.axis_names:
         return batches
     devices = mesh.shape[BATCH]
@@ -259,8 +228,7 @@ def on_each_device(
     """Returns `(common, rows) -> (everywhere, rows)`, run on each device of the clients axis.
 
     `function(meeting, common, rows)` gets the tree `common` whole and its device's part of the rows
-    [P, ...] of all clients, with P a multiple of the axis. What it returns as `everywhere` was
-    reduced over the devices.
+    [P, ...], P a multiple of the axis; its `everywhere` must be reduced over the devices.
     """
     if mesh is None:
         return functools.partial(function, Meeting())
@@ -302,7 +270,7 @@ def _as_floats(rows: jax.Array) -> jax.Array:
     # Rows of another dtype would travel in a reduction of their own. A float32 holds 24 bits
     # exactly, and so each half of 32 bits.
     if jnp.issubdtype(rows.dtype, jnp.integer):
-        rows = jnp.stack(jnp.divmod(rows, _half(rows.dtype)), 1)
+        rows = jnp.stack(jnp.divmod(rows, 2 ** (4 * rows.dtype.itemsize)), 1)
     return rows.astype(promote(rows.dtype, jnp.result_type(float)))
 
 
@@ -310,12 +278,8 @@ def _from_floats(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Undoes `_as_floats` of rows of this dtype."""
     if jnp.issubdtype(dtype, jnp.integer):
         high, low = rows[:, 0].astype(dtype), rows[:, 1].astype(dtype)
-        return high * _half(dtype) + low
+        return high * 2 ** (4 * dtype.itemsize) + low
     return rows.astype(dtype)
-
-
-def _half(dtype: jnp.dtype) -> int:
-    return 2 ** (4 * dtype.itemsize)
 
 
 def apart(
@@ -325,11 +289,10 @@ def apart(
     rows: PyTree,
     parts: PyTree = None,
 ) -> PyTree:
-    """Calls `function(common, rows, parts)` on every device with its rows, without a reduction.
+    """Calls `function(common, rows, parts)` on every device, without a reduction.
 
     Every device gets `common` whole, its clients' `rows` [P, ...], and its share of `parts`, whose
-    leading axis is divided over all devices. The results are concatenated over all devices if
-    there are parts, else over those of the clients axis.
+    leading axis is divided over all devices. Results are concatenated as parts, or else as rows.
     """
     if mesh is None:
         return function(common, rows, parts)

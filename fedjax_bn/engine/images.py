@@ -17,10 +17,7 @@ _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits
 def impossible_samples(
     shape: Sequence[int], dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> str:
-    """Returns the part of stored samples' form that is impossible: "shape", "dtype", "mean or std".
-
-    "" if all is possible; `shape` and `dtype` are of one sample.
-    """
+    """Returns which of one sample's "shape", "dtype", "mean or std" is impossible; "" if none."""
     channels = {len(mean), len(std)}
     right = channels <= {1, *shape[-1:]} and all(abs(x) <= _MOST for x in (*mean, *std))
     impossible = {
@@ -34,12 +31,8 @@ def impossible_samples(
 def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Prepare:
     """Returns `prepare(images, dtype)`: (u8 / 255 - mean) / std for bytes; floats are only cast.
 
-    Args:
-      mean: per channel or one for all, in units of the pixel range [0, 1].
-      std: likewise, positive.
-
-    Raises:
-      ValueError: from `prepare`, if images are neither uint8 nor floats.
+    Mean and positive std are per channel or for all, in units of the pixel range [0, 1]. `prepare`
+    raises ValueError for other images.
     """
     centre, spread = np.asarray(mean), np.asarray(std)
 

@@ -1,8 +1,8 @@
 """Checks images, labels and random keys, with the same error messages for every caller.
 
-Images are bytes (uint8), which methods standardize, or floats of any width, read as they are, with
-channels last. Labels are one class a sample, counted from 0: integers, or floats that are whole
-numbers. Inside a program, a label outside the classes makes its sample invalid.
+Images are bytes (uint8), which methods standardize, or floats, read as they are; channels are last.
+Labels are one class a sample, whole numbers from 0. Inside a program, a label outside the classes
+makes its sample invalid.
 """
 
 from typing import Any
@@ -21,30 +21,22 @@ def _is_float(dtype: Any) -> bool:
 def check_image_dtype(dtype: Any, place: str = "images") -> None:
     """Raises ValueError unless a dtype is uint8 or floating; the message begins with `place`."""
     if dtype != np.uint8 and not _is_float(dtype):
-        raise ValueError(
-            f"{place} have dtype {dtype}; allowed are uint8 (0 to 255), which is standardized, and "
-            "floats, which are read as they are: convert them"
-        )
+        raise ValueError(f"{place} have dtype {dtype}: convert them to uint8, or scaled floats")
 
 
 def check_images(images: np.ndarray, place: str = "images") -> None:
-    """Raises ValueError for images [N, ...] of another dtype, channels first, or bytes as floats.
-
-    The message begins with `place`.
-    """
+    """Raises ValueError for images [N, ...] of other dtypes, channels first, or bytes as floats."""
     check_image_dtype(images.dtype, place)
     shape = images.shape
+    if len(shape) != 4:
+        return
     # Up to four numbers of the last axis may be channels.
-    if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
+    if shape[1] in (1, 3) and min(shape[2:]) > 4:
         raise ValueError(
-            f"{place} have shape {list(shape)}, with the channels first, and must be [N, H, W, C]: "
-            "move the channels by np.moveaxis(images, 1, -1)"
+            f"{place} {list(shape)} are not [N, H, W, C]: use np.moveaxis(images, 1, -1)"
         )
-    if len(shape) == 4 and _is_float(images.dtype) and _holds_bytes(images):
-        raise ValueError(
-            f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
-            "standardized: give images.astype(np.uint8), or scale them, as by images / 255"
-        )
+    if _is_float(images.dtype) and _holds_bytes(images):
+        raise ValueError(f"{place} are {images.dtype} numbers of bytes: use uint8, or / 255")
 
 
 def _holds_bytes(images: np.ndarray) -> bool:
@@ -59,11 +51,7 @@ def _holds_bytes(images: np.ndarray) -> bool:
 
 
 def as_images(images: Any, place: str = "images") -> np.ndarray:
-    """Returns images [N, ...] in the dtype in which they are stored: uint8, float32 or float64.
-
-    16-bit floats become float32; so does float64, unless JAX has float64 switched on. Raises the
-    errors of `check_images`.
-    """
+    """Returns images [N, ...] as uint8 or float32, with 64-bit JAX float64; see `check_images`."""
     images = np.asarray(images)
     check_images(images, place)
     if images.dtype == np.uint8:
@@ -78,11 +66,8 @@ def class_labels(
     """Returns labels, counted from 0, as i32[N].
 
     They are integers or whole floats, [N] or with the shape of `valid` (bool, the labels that
-    count; by default all); `classes` is how many there are, None for any number.
-
-    Raises:
-      ValueError: another dtype or shape, or a label that is not a whole number or out of range;
-        the message begins with `place`.
+    count; by default all); `classes` is how many there are, None for any number. Others are a
+    ValueError that begins with `place`.
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
@@ -98,23 +83,19 @@ def class_labels(
     if valid is not None:
         right |= ~valid
     if not right.all():
-        index = tuple(map(int, np.argwhere(~right)[0]))
-        at = index[0] if len(index) == 1 else index
-        raise ValueError(
-            f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
-        )
+        index = tuple(np.argwhere(~right)[0].tolist())
+        raise ValueError(f"{place} has label {labels[index]} at {[*index]}; allowed are {allowed}")
     with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
         return labels.astype(np.int64).astype(np.int32)
 
 
 def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:
     """Raises ValueError unless labels are numbers of a shape, by default [N]."""
-    fits = labels.ndim == 1 if shape is None else labels.shape == shape
-    if not fits or not (labels.dtype.kind in "iu" or _is_float(labels.dtype)):
-        form = "[N]" if shape is None else str(list(shape))
+    shape = (labels.size,) if shape is None else shape
+    if labels.shape != shape or not (labels.dtype.kind in "iu" or _is_float(labels.dtype)):
         raise ValueError(
-            f"{place} is {labels.dtype} {labels.shape}; it must be {form} of {allowed}, one class "
-            "a sample: convert it with astype(int), one-hot labels with argmax(-1)"
+            f"{place} is {labels.dtype}{list(labels.shape)}; it must be {allowed} of shape "
+            f"{list(shape)}: convert it by astype(int), one-hot labels by argmax(-1)"
         )
 
 
@@ -123,7 +104,7 @@ def known_labels(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns labels as i32 (0 for a label outside the classes), and whether each is a class, bool.
 
-    `labels` are numbers of a shape, by default [N], possibly traced; ValueError if they are not.
+    `labels` are numbers of a shape, by default [N], possibly traced; else ValueError.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)

@@ -59,10 +59,8 @@ def stream(key: jax.Array, name: str) -> jax.Array:
 
 
 def step_keys(key: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns a key for each of S steps, [S], of which `valid` bool[S, B] marks the samples.
-
-    The n-th step that has a valid sample gets the n-th key, and empty steps get the others. So a
-    client draws the same numbers however many empty steps its epochs end with.
-    """
+    """Returns a key for each of S steps, [S], of which `valid` bool[S, B] marks the samples."""
+    # The n-th step that has a valid sample gets the n-th key, and empty steps get the others. So a
+    # client draws the same numbers however many empty steps its epochs end with.
     place = jnp.argsort(jnp.argsort(~valid.any(1)))
     return jax.random.split(key, len(valid))[place]

@@ -5,6 +5,7 @@ A leaf's name is its path, such as `shared/params/dense1/kernel`; None is not a 
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import jax
 import numpy as np
@@ -27,15 +28,13 @@ def names_of(tree: PyTree) -> list[str]:
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     """Returns the tree of NumPy arrays with the structure of `like`, of arrays or their shapes.
 
-    Raises:
-      ValueError: a name is missing or unknown, or an array has another shape or dtype.
+    ValueError if a name is missing or unknown, or an array has another shape or dtype.
     """
     expected = _leaves(like)
     missing, unknown = sorted(expected.keys() - arrays), sorted(arrays.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
-            f"the arrays lack {missing[:3]} and have unknown {str(unknown[:3])[:200]}: the other "
-            "side has another model, method or sharing rule"
+            f"arrays lack {missing[:3]} and add {str(unknown[:3])[:200]}: models differ"
         )
 
     def fitting(name: str, leaf: Any) -> np.ndarray:
@@ -46,7 +45,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         if array.shape != leaf.shape or array.dtype != dtype:
             raise ValueError(
                 f"the array {name} is {array.dtype}{list(array.shape)}, not "
-                f"{dtype}{list(leaf.shape)}: the other side has another model, data or precision"
+                f"{dtype}{list(leaf.shape)}: models, data or precision differ"
             )
         return array
 
@@ -64,5 +63,8 @@ def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    def named(entry: Any) -> str:
+        # Quoted, so that a leaf "a/b" is not named as the leaf "b" of "a".
+        return quote(jax.tree_util.keystr((entry,), simple=True), safe="")
+
+    return {"/".join(map(named, path)): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

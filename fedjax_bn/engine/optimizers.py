@@ -1,12 +1,12 @@
 """Local optimizers over rounds: rates by round, masks, response, and checks of what cannot work.
 
-An optax transformation counts steps in its own state. A client's state starts afresh each round,
-unless the client keeps it (`keep_optimizer`). The federation therefore gives it the round: every
-local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimizer's update, as
-optax passes extra arguments.
+An optax transformation counts steps in its own state, which starts afresh each round unless the
+client keeps it (`keep_optimizer`). Therefore every local step passes `round` i32[], `value` (the
+loss f[]) and `grad` to the optimizer's update, as optax passes extra arguments.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -40,9 +40,9 @@ _COUNTING = (
 
 
 class _InRound(NamedTuple):
-    """The state of `by_round`, which is the state of the round's optimizer."""
+    """The state of `by_round`."""
 
-    inner: PyTree
+    inner: PyTree  # the state of the round's optimizer
 
 
 def by_round(
@@ -52,12 +52,9 @@ def by_round(
 
         by_round(lambda round: optax.sgd(optax.cosine_decay_schedule(0.1, 100)(round)))
 
-    For a rate that depends on the round and on its step, use a schedule inside: `by_round(lambda
-    round: optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each
-    round; with `keep_optimizer` it counts all steps that the client has made.
-
     `make(round)` returns the optimizer of a round, i32[] from 0 and traced, so that all rounds are
-    one program; the structure of its state must not depend on the round.
+    one program; the structure of its state must not depend on the round. A schedule inside counts
+    steps from 0 in each round; with `keep_optimizer` all steps that the client has made.
     """
 
     def init(params: PyTree) -> _InRound:
@@ -88,10 +85,9 @@ def descend(
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """Makes one step of an optimizer; returns the moved collections, and its new state.
+    """Makes one step of an optimizer; returns the collections of `gradients`, and its new state.
 
-    The collections of `gradients` move; `round` i32[] are the rounds finished, `loss` f[] is the
-    batch's.
+    `round` i32[] are the rounds finished, `loss` f[] is the batch's.
     """
     trained = {name: variables[name] for name in gradients}
     # Users' masks and labels may match the parameters alone; the engine trains collections.
@@ -103,34 +99,25 @@ def descend(
 
 def check_optimizer(optimizer: object) -> None:
     """Raises ValueError unless this is an optax transformation."""
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise ValueError(
-            f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
-            "rate, such as optax.sgd(0.1)"
-        )
+    if not hasattr(optimizer, "update"):
+        raise ValueError(f"optimizer={optimizer!r} is not optax's: give, say, optax.sgd(0.1)")
 
 
 def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, keep: bool) -> None:
-    """Raises ValueError if a local optimizer cannot work over {collection: tree} and over rounds.
-
-    `keep` is whether clients keep its state between rounds. Otherwise a schedule, a counter, a
-    gathering of gradients or the search of a step size would start again every round.
-    """
+    """Raises ValueError if an optimizer cannot step, or counts steps that clients do not `keep`."""
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
         seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)
         jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
         raise ValueError(
-            f"the local optimizer cannot make a local step ({one_line(error)}): it gets gradient, "
-            "parameters, value, grad and round, and its masks and labels must have the form of the "
-            f"parameters, or of {{collection: tree}} with {sorted(trained)}"
+            f"the local optimizer cannot step ({one_line(error)}): masks and labels must have the "
+            f"form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
         ) from error
     if not keep and _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
-            "the local optimizer counts steps, and would start again every round: let clients keep "
-            "its state (keep_optimizer=True), or write a schedule over rounds with "
-            "fedjax_bn.local_step.by_round"
+            "the local optimizer counts steps, and would start again every round: set "
+            "keep_optimizer=True, or write the schedule by fedjax_bn.local_step.by_round"
         )
 
 
@@ -143,18 +130,15 @@ def response(
 ) -> PyTree:
     r"""Returns how far a fresh optimizer moves a parameter in some steps if its gradient is 1.
 
-    $r(\tau) = lr \, \tau$ for SGD
-
     $r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $\rho$
 
     SCAFFOLD and FedDC divide a client's change x - y_k by it to get its mean gradient, FedNova to
-    normalize the change (Wang et al. 2020, Section 4.1). It is exact for every optimizer that is
-    linear in its gradients (SGD, also with momentum, Nesterov's momentum or schedules), at the
-    rates of the round; for others (Adam) it is nominal. Weight decay is a part of gradients.
+    normalize the change (Wang et al. 2020, Section 4.1). It is exact for optimizers that are linear
+    in their gradients (SGD, at the rates of the round), and nominal for others (Adam). Weight decay
+    is a part of gradients.
 
-    `steps` is i32[], at most `most_steps`, `dtype` that of the parameters, and `received` the
-    client's `state.Received`. The response is f[], or a tree of f[1, ..., 1] if masks or labels
-    make the optimizer treat parameters differently.
+    `steps` is i32[], at most `most_steps`. The response is f[], or a tree of f[1, ..., 1] if masks
+    or labels make the optimizer treat parameters differently.
     """
     round, trained = jnp.asarray(received.round), {"params": jnp.zeros((), dtype)}
     params = join(received.shared, received.personal)["params"]
@@ -188,15 +172,14 @@ def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
     """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
-    # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
-    try:
-        remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
-    except Exception:  # its masks are over parameters that are not known yet
-        remembers = True
-    if options.get("keep_optimizer") and remembers:
+    with suppress(Exception):  # masks may be over parameters that are not known yet
+        # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
+        if not jax.tree.leaves(optimizer.init(jnp.zeros(()))):
+            return
+    if options.get("keep_optimizer"):
         raise ValueError(
-            f"{method}: keep_optimizer=True keeps a momentum, but {method} divides by the response "
-            "of a fresh optimizer: leave it out, or use SGD without momentum"
+            f"{method} divides by the response of a fresh optimizer, and keep_optimizer=True keeps "
+            "its momentum: leave it out, or use SGD without momentum"
         )
 
 
@@ -225,16 +208,14 @@ def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables
     """Returns whether masks are over the parameters, not {"params": ...}; over both: the first."""
     if set(trained) != {"params"}:
         return False
-    try:
+    # Errors are of any kind: a mask of another structure, or a user's function.
+    with suppress(Exception):
         if not _holds(jax.eval_shape(optimizer.init, trained), _BY_PARAMETER):
             return False
-    except Exception:  # of any kind: a mask of another structure, or a user's function
-        pass
-    try:
+    with suppress(Exception):
         jax.eval_shape(optimizer.init, trained["params"])
-    except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:

@@ -21,10 +21,8 @@ _VALUES = 2**20  # of a map; smaller ones have no cycles to spare for larger ker
 
 
 def fitting(shape: Sequence[int]) -> int:
-    """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1.
-
-    Two columns are packed if they fill the lanes better than one, and if the map is large.
-    """
+    """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1."""
+    # Two columns are packed if they fill the lanes better than one, and if the map is large.
     (*_, width, channels), half = shape, _LANES // 2
     large = math.prod(shape) >= _VALUES
     return 2 if on_tpu() and large and half // 2 < channels <= half and width % 2 == 0 else 1
@@ -62,16 +60,10 @@ def convolve_packed(
     read: int,
     written: int,
 ) -> jax.Array:
-    """Convolves a map of which `read` columns are packed into one of which `written` are.
+    """Convolves f[B, H, W / read, read C] into f[B, H', W' / written, written F].
 
-    Args:
-      x: f[B, H, W / read, read C].
-      kernel: f[r, s, C, F].
-      strides: (down, across); across times `written` is a multiple of `read`.
-      padding: ((top, bottom), (left, right)).
-
-    Returns:
-      f[B, H', W' / written, written F], if W' is a multiple of `written`.
+    The kernel is f[r, s, C, F], strides are (down, across), padding ((top, bottom), (left, right)).
+    Across times `written` is a multiple of `read`, and W' one of `written`.
     """
     (down, across), (rows, (left_padding, right)) = strides, padding
     size, width = kernel.shape[1], x.shape[2] * read

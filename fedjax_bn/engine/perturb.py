@@ -5,7 +5,6 @@ They change standardized floats, between `prepare` and the model.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number for each sample. Batches are mixed as a whole or not.
+    client's batch; l is one number for each sample.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
@@ -48,8 +47,8 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
     with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
     bias and no clipping; k, w and a are drawn once for each batch. Without `mix`, a is 0: RC_img of
-    the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
-    three draws is `contrib.randconv`. Clients send nothing for it.
+    the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. For the paper's loss see
+    `contrib.randconv`.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.
@@ -59,7 +58,9 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = _random_kernel(key, side, x.shape[-1], x.dtype)
+        channels = x.shape[-1]
+        kernel = jax.random.normal(key, (side, side, channels, channels), x.dtype)
+        kernel *= (channels * side**2) ** -0.5  # outputs keep the mean square of a patch
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -78,12 +79,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     return perturb
 
 
-def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
-    """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
-    shape = (side, side, channels, channels)
-    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
-
-
 def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `style`."""
     spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
@@ -97,7 +92,7 @@ def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Arra
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns another valid sample for each sample, i32[B], by a permutation of the valid ones.
 
-    A padding sample is its own partner; so is the only valid sample.
+    Padding, or a single valid sample, is its own partner.
     """
     size = len(valid)
     place = jnp.arange(size, dtype=jnp.int32)

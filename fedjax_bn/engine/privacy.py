@@ -7,10 +7,8 @@
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
 takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`.
 
-It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
-cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
-are sent on (`global_variables` averages the clients' batch norms for an unseen one). The noise
-comes from JAX's generator: with its key anyone can subtract the noise.
+It covers what a method shares each round, but neither sizes, losses, accuracies and the round
+selected by them, nor personal leaves that are sent on (`global_variables` averages batch norms).
 """
 
 import math
@@ -31,7 +29,7 @@ class Privacy(NamedTuple):
 
     clip: float | jax.Array  # C, the largest norm of a client's update; infinity for no bound
     noise: float | jax.Array  # z, the noise's standard deviation in units of `clip`
-    at: str  # who adds the noise: the server once to the sum, or every client to its own update
+    at: str  # who adds the noise
     seed: int  # of the noise
 
 
@@ -43,9 +41,8 @@ def gaussian(
 
     Args:
       clip: C, the norm to which a client's update is clipped, above 0; infinity for no clipping.
-      noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that
-        add it themselves each add as much, so that the server sees no update without noise.
-      at: who adds it.
+      noise: z, at least 0, of N(0, (z C)^2).
+      at: who adds it: the server to the sum of the updates, or every client to its own.
       seed: the seed of the noise, 0 to 2**32 - 1. Whoever knows it can subtract the noise:
         `fedjax_bn.flower` draws secret ones by itself.
 
@@ -54,8 +51,7 @@ def gaussian(
     """
     if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
         raise ValueError(
-            f"gaussian(clip={clip}, noise={noise}): clip must be above 0 and noise at least 0, and "
-            "both finite where there is noise"
+            f"clip={clip} must be above 0, noise={noise} 0 or more, with a finite clip"
         )
     return Privacy(float(clip), float(noise), at, seed)
 
@@ -63,7 +59,7 @@ def gaussian(
 def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start, norm above 0.
 
-    ||Delta|| is over all floating leaves together. An update within it is returned bit by bit.
+    ||Delta|| is over all leaves together. An update within it is returned bit by bit.
     """
     if is_known(norm, math.inf) or not jax.tree.leaves(leaves):
         return leaves
@@ -110,19 +106,14 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     clients are drawn at random (without replacement, and secretly), it is an upper bound (Wang,
     Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data.
 
-    The noise is z (0 gives infinity), the rounds are T, and the cohort is (C, K), empty if all take
-    part; delta is well below one over the number of clients.
-
-    Raises:
-      ImportError: dp-accounting is not installed.
+    The noise is z (0 gives infinity), the cohort (C, K), empty if all take part; delta is well
+    below one over the number of clients. ImportError without dp-accounting.
     """
     try:
         import dp_accounting as dp
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
-        raise ImportError(
-            "epsilon needs dp-accounting: pip install 'fedjax_bn[privacy]'"
-        ) from error
+        raise ImportError("epsilon needs pip install 'fedjax_bn[privacy]'") from error
     # Without noise nothing is hidden, and without a round nothing is sent.
     if not noise or not rounds:
         return math.inf if rounds else 0.0

@@ -26,16 +26,15 @@ def risk_extrapolation(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
-    Only clients with at least one sample count. A client with samples whose risk is not finite, or
-    below the least normal number (about 1.2e-38 in float32), gets NaN: the round then changes
-    nothing, and a run stops by `check_risks`.
+    Only clients with samples count. One whose risk is not finite, or below the least normal number
+    (1.2e-38 in float32), gets NaN: the round changes nothing, and a run stops by `check_risks`.
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
-      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
-        same weights to about 1e-6 and calls the host.
+      solver: "closed_form" (see `equal_risks`), or "slsqp" of SciPy on the host, which gives the
+        same weights to about 1e-6.
     """
-    solve = equal_risks if solver == "closed_form" else _solve_on_host
+    solve = equal_risks if solver == "closed_form" else _least_variance
 
     def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:
         sizes, risks = jnp.asarray(sizes), jnp.asarray(risks)
@@ -54,14 +53,11 @@ def risk_extrapolation(
 
 def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
     """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh."""
-    floor = float(jnp.finfo(jnp.result_type(float)).tiny)
+    floor = jnp.finfo(jnp.result_type(float)).tiny
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
     if unusable.any():
-        k = int(np.flatnonzero(unusable)[0])
-        raise ValueError(
-            f"the risk of {names[k]} is {float(risks[k]):g}, and must be finite and at least "
-            f"{floor:.3g}: use another rule than risk_extrapolation, such as by_size"
-        )
+        k = int(unusable.argmax())
+        raise ValueError(f"the risk {risks[k]:g} of {names[k]} cannot weigh it: use by_size")
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
@@ -76,41 +72,35 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
     return inverse / jnp.maximum(inverse.sum(), 1)
 
 
-def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns `least_variance` of the clients that count, also under `jit`; 0 for the others."""
+def _least_variance(risks: jax.Array, counts: jax.Array) -> jax.Array:
+    """Returns what `equal_risks` does, by sequential least squares (SLSQP), also under `jit`.
+
+    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, because with the unknowns w_e SciPy
+    stops at weights that are wrong by up to 0.6, and with the default ftol at the start.
+    """
+    from scipy.optimize import minimize
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
         w = np.zeros_like(risks)
-        if counts.any():
-            w[counts] = least_variance(risks[counts].astype(np.float64))
+        if not counts.any():
+            return w
+        present = risks[counts].astype(np.float64)
+        inverse = present.min() / present
+        share = inverse / inverse.sum()  # w_e = share_e v_e
+        solution = minimize(
+            np.var,
+            1 / (len(share) * share),  # equal weights w_e
+            jac=lambda v: 2 * (v - v.mean()) / len(v),
+            bounds=[(0, None)] * len(share),
+            constraints={"type": "eq", "fun": lambda v: share @ v - 1, "jac": lambda v: share},
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 1000},
+        )
+        unscaled = share * solution.x
+        w[counts] = unscaled / unscaled.sum()
         return w
 
     # SciPy runs on the host, so XLA must know the shape and dtype of the result.
     form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
-
-
-def least_variance(risks: np.ndarray) -> np.ndarray:
-    """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
-
-    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, so that the variance is equally
-    curved along all of them: with the unknowns w_e SciPy stops at weights that are wrong by up to
-    0.6. ftol is 1e-12, because with the default SciPy returns the start point.
-    """
-    from scipy.optimize import minimize
-
-    inverse = risks.min() / risks
-    share = inverse / inverse.sum()  # w_e = share_e v_e
-    start = 1 / (len(risks) * share)  # equal weights w_e
-    solution = minimize(
-        np.var,
-        start,
-        jac=lambda v: 2 * (v - v.mean()) / len(v),
-        bounds=[(0, None)] * len(risks),
-        constraints={"type": "eq", "fun": lambda v: share @ v - 1, "jac": lambda v: share},
-        method="SLSQP",
-        options={"ftol": 1e-12, "maxiter": 1000},
-    )
-    w = share * solution.x
-    return w / w.sum()

@@ -1,15 +1,14 @@
 """Robust weighing rules, for federations in which some clients may send anything.
 
 One client can move a mean as far as it likes. Each function here returns a `Weighing` whose
-`combine` computes something else from the uploaded shared leaves, for any method whose clients send
-nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
+`combine` computes something else from all uploaded shared leaves [C, ...], for any method whose
+clients send nothing else.
 
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
-round state what the result is made of: the clients that Krum keeps, the last weights of the
-geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
-the factors of clipping. Other means of the round have these weights, such as that of the personal
-leaves which an unseen client receives (`state.global_variables`). No rule bounds that mean: only a
-client of weight 0 cannot move it. A rule reads all uploads [C, ...] of a round at once.
+round are those of the result: of the clients that Krum keeps, of the geometric median's last
+iteration, the share of numbers that a median or trimmed mean takes from a client, or the factors of
+clipping. Personal leaves are averaged with them for an unseen client (`state.global_variables`), in
+a mean that no rule bounds.
 """
 
 from collections.abc import Callable
@@ -22,25 +21,24 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalized, weigh_alike, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, uniform, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
-BelowHalf = Annotated[
-    float, Range("at least 0 and below 0.5", lambda value: 0 <= value < 0.5)
-]  # a fraction that can be cut at both ends
+# A fraction that can be cut at both ends.
+_BelowHalf = Annotated[float, Range("at least 0 and below 0.5", lambda value: 0 <= value < 0.5)]
 
 
 def coordinate_median() -> Weighing:
     r"""Returns the rule of the median of each number over the clients that count.
 
-    (Yin et al., ICML 2018, Option I.) It is the mean of the two middle numbers if clients are even.
+    (Yin et al., ICML 2018, Option I.) Of an even number the two middle ones are averaged.
     """
     return _rule(_middle(lambda count: np.maximum(count - 1, 0) // 2))
 
 
 @bounded
-def trimmed_mean(*, trim: BelowHalf = 0.25) -> Weighing:
+def trimmed_mean(*, trim: _BelowHalf = 0.25) -> Weighing:
     r"""Returns the rule of the mean of each number without its least and greatest values.
 
     (Yin et al., ICML 2018, Option II.) Of n clients that count, $\lfloor \beta n \rfloor$ are left
@@ -59,16 +57,13 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
 
     (Blanchard et al., NeurIPS 2017, section 4.) Of n clients that count, the score of client k is
     the sum of its squared distances to the n - f - 2 clients nearest to it, over all shared leaves
-    together. The result is the mean of the uploads with the least scores; of equal scores the
-    client in the first row is taken. The guarantee needs n >= 2f + 3: a round in which fewer
-    clients count has weights 0, and the shared leaves keep their values.
+    together. The result is the mean of the uploads with the least scores, of equal ones the first.
+    The guarantee needs n >= 2f + 3: with fewer clients weights are 0 and shared leaves stay.
 
     Args:
-      malicious: f, how many of the clients may send anything, at least 0.
+      malicious: f, how many of the clients may send anything, at least 0; a round with fewer than
+        2f + 3 rows raises ValueError.
       keep: how many uploads are averaged, at least 1; n - f if these are fewer.
-
-    Raises:
-      ValueError: at the round, it has fewer than 2f + 3 rows.
     """
     least_clients = 2 * malicious + 3
 
@@ -77,8 +72,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
         counts, rows = weights > 0, jnp.arange(len(weights))
         if len(weights) < least_clients:
             raise ValueError(
-                f"krum:malicious={malicious} needs {least_clients} clients a round, and there are "
-                f"{len(weights)}: lower malicious, or let more clients take part"
+                f"krum:malicious={malicious} needs {least_clients} clients a round, not "
+                f"{len(weights)}: lower malicious"
             )
         count = counts.sum()
         is_pair = counts[:, None] & counts & (rows[:, None] != rows)
@@ -97,14 +92,14 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
 def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Weighing:
     r"""Returns the rule of RFA: the point with the least sum of distances to the uploads.
 
-    (Pillutla et al., IEEE Transactions on Signal Processing 2022, Algorithm 2, the smoothed
-    Weiszfeld algorithm.) The norm is over all shared leaves together; each iteration is
+    (Pillutla et al., IEEE TSP 2022, Algorithm 2, the smoothed Weiszfeld algorithm.) The norm is
+    over all shared leaves together; each iteration is
 
     $v \leftarrow \sum_k w_k y_k / \sum_k w_k$ with $w_k = 1 / \max(\nu, \lVert v - y_k \rVert)$
 
     Differs from the authors' code, which weighs clients by size and starts at their mean: it starts
-    at what the clients received, and in the first iteration nu is the median of the distances, if
-    that is larger. So no upload pulls harder than another, even where the iterations start.
+    at what the clients received, with nu in the first iteration at least the median of the
+    distances. So no upload pulls harder than another.
 
     Args:
       iterations: at least 1.
@@ -174,10 +169,10 @@ def _rule(combine: _Combine) -> Weighing:
     def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
-                f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
-                "one client could move: choose a method that sends none, such as fedbn"
+                f"this method's clients send {sent} arrays beside leaves, whose mean one client "
+                "could move: use a method such as fedbn"
             )
-        return weigh_alike(state, sizes, risks, messages)
+        return uniform(sizes, risks), state
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 

@@ -15,9 +15,8 @@ _EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
 
 def as_classes(logits: jax.Array) -> jax.Array:
     """Returns logits f[..., classes]; those of one class f[..., 1] get a background's 0."""
-    if logits.shape[-1] > 1:
-        return logits
-    return jnp.concatenate([jnp.zeros_like(logits), logits], -1)
+    single = logits.shape[-1] == 1
+    return jnp.concatenate([jnp.zeros_like(logits), logits], -1) if single else logits
 
 
 def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
@@ -25,9 +24,8 @@ def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
     logits = as_classes(logits)
     if logits.shape != (*mask.shape, classes):
         raise ValueError(
-            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
-            f"{classes} classes; they must be logits [B, H, W, classes] of the image's size: use "
-            f"UNet(num_classes={classes})"
+            f"logits {list(logits.shape)} for masks {list(mask.shape)} of {classes} classes: "
+            f"use a model such as UNet(num_classes={classes})"
         )
     return logits
 
@@ -46,14 +44,12 @@ def segmentation_loss(
     $D = (2 \sum p y + \epsilon) / (\sum p + \sum y + \epsilon)$ with $\epsilon = 10^{-5}$
 
     The sums are over the labelled pixels of the valid samples of a batch, or of each sample
-    (`by_sample`), whose D are then averaged. D is the mean over the classes without the background.
-    H is the mean over the labelled pixels of the valid samples. All is at least float32.
+    (`by_sample`), whose D are then averaged. D is the mean over the classes without the background,
+    H that over the labelled pixels of the valid samples. All is at least float32.
 
     Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
-    u8[B, H, W] has 255, or any value from `classes` on, for no label. `dice` is a in [0, 1].
-
-    Raises:
-      ValueError: the shapes of logits and masks do not fit.
+    u8[B, H, W] has a value from `classes` on for no label. ValueError if their shapes do not fit.
+    `dice` is a in [0, 1].
     """
     mask = label["mask"]
     # Float16 counts to 65504, which is less than the pixels of one image of 256x256.
@@ -89,8 +85,8 @@ class Overlaps(NamedTuple):
 def regions_of(mask: jax.Array, classes: int, *, nested: bool = False) -> jax.Array:
     """Returns bool[..., classes - 1], in which region each pixel of a mask [...] is.
 
-    A region is a class without the background; with `nested` it holds the later classes too, such
-    as the optic disc with its cup. Unlabelled pixels are in no region.
+    A region is a class but the background; with `nested` it holds the later classes too, such as
+    the optic disc with its cup. Unlabelled pixels are in no region.
     """
     number = np.arange(1, classes).astype(mask.dtype)  # NumPy's, so that masks may be its too
     inside = mask[..., None] >= number if nested else mask[..., None] == number
@@ -102,8 +98,8 @@ def overlaps(
 ) -> Overlaps:
     """Returns the counts of predicted masks u8[B, H, W] in the labelled pixels of true ones.
 
-    `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. `classes`
-    are counted with the background; for `nested` see `regions_of`.
+    `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. For
+    `classes` and `nested` see `regions_of`.
     """
     # What has no label counts for neither mask.
     labelled = (label["mask"] != UNLABELLED)[..., None]
@@ -119,7 +115,7 @@ def dice_and_iou(counted: Overlaps) -> tuple[Any, Any]:
     """Returns Dice and IoU f[N, R] in [0, 1] of the volume of each sample, and weights f[N].
 
     A weighted mean is thus a mean over volumes. Both are 1 where neither mask has the region, and 0
-    where one of them alone has it. Works on NumPy's arrays as on JAX's.
+    where only one has it. Works on NumPy's arrays as on JAX's.
     """
     counts, valid, volume = counted
     weights = valid.astype("float32")

@@ -21,10 +21,7 @@ _Measure = Callable[[Variables, Any], jax.Array]
 
 
 def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """Returns p_k = n_k / sum_j n_j f[K] (FedAvg, McMahan et al. 2017, Algorithm 1).
-
-    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
-    """
+    """Returns p_k = n_k / sum_j n_j f[K] of sizes i32[K] (FedAvg, McMahan et al. 2017)."""
     del risks
     return normalized(sizes)
 
@@ -38,22 +35,15 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 def relative_weights(
     rule: Callable[[jax.Array, jax.Array], jax.Array], sizes: jax.Array
 ) -> jax.Array | None:
-    """Returns the weights f[C] of `by_size` or `uniform` before they are scaled to sum 1.
-
-    None for any other rule, whose weights may depend on the sizes of all clients.
-    """
-    if rule is by_size:
-        return sizes.astype(jnp.result_type(float))
-    if rule is uniform:
-        return (sizes > 0).astype(jnp.result_type(float))
-    return None
+    """Returns the weights f[C] of `by_size` or `uniform` before scaling; None for other rules."""
+    # Weights of others may depend on the sizes of all clients.
+    if rule not in (by_size, uniform):
+        return None
+    return (sizes if rule is by_size else sizes > 0).astype(jnp.result_type(float))
 
 
 def normalized(weights: jax.Array) -> jax.Array:
-    """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
-
-    One NaN makes all weights NaN.
-    """
+    """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; all 0 stay 0."""
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
     total = weights.sum()
     # == and not >, so that a NaN sum stays NaN, which shows the round that the rule failed.
@@ -63,9 +53,8 @@ def normalized(weights: jax.Array) -> jax.Array:
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf of `stacked` [K, ...], without axis K.
 
-    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean. Weights
-    f[K] are nonnegative, not all 0, and need not sum to 1. Every leaf keeps its dtype (integers are
-    rounded).
+    Weights f[K] are nonnegative, not all 0, and need not sum to 1; NaN of a client of weight 0 does
+    not reach the mean. Every leaf keeps its dtype (integers are rounded).
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
@@ -101,27 +90,18 @@ class Weighing(NamedTuple):
 
     # `init(num_clients) -> state`, a tree of arrays [K, ...], one row for each client
     init: Callable[[int], PyTree]
-    # `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C clients
-    # of the round and messages their stacked `LocalUpdate.message`, or the results of `report`. A
-    # client that does not count has size and risk 0, and its message is meaningless
+    # `weigh(state, sizes, risks, messages) -> (weights f[C], state)` of the C clients of the round;
+    # messages are their stacked `LocalUpdate.message`, or the results of `report`. A client that
+    # does not count has size and risk 0, and its message is meaningless
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
-    # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone at
-    # the end of a round, computed from its `state.Received` and its trained variables; None for
-    # nothing
+    # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone,
+    # from its `state.Received` and its trained variables; None for nothing
     report: Callable[[Any, Variables], PyTree] | None = None
     # `combine(stacked, start, weights f[C]) -> (leaves, weights f[C])`, what the server takes
     # instead of the weighted mean of the uploaded leaves [C, ...], in float32 or wider, and the
     # weights of the round, which sum to 1; all 0 drop the round. `start` are the shared leaves
-    # before the round; the leaves of a client of weight 0 are meaningless. On a mesh every device
-    # then holds all uploads. None for the weighted mean
+    # before it; leaves of a client of weight 0 are meaningless. None for the weighted mean
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
-
-
-def weigh_alike(
-    state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-) -> tuple[jax.Array, PyTree]:
-    """Returns equal weights f[C] of the clients that count, as `Weighing.weigh`."""
-    return uniform(sizes, risks), state
 
 
 def by_divergence() -> Weighing:
@@ -132,42 +112,40 @@ def by_divergence() -> Weighing:
 
     $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
 
-    What only a few clients have learned is thus not averaged away. Clients with equal leaves have
-    equal weights. A round reports the weight 1 / n for each of the n clients that count.
+    Clients with equal leaves have equal weights. A round reports the weight 1 / n for each of the n
+    clients that count.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
-        shares = leaf_distances(stacked, weights)
+        counts = weights > 0
+        number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
+
+        def shares_of(leaf: jax.Array) -> jax.Array:
+            dtype = promote(leaf.dtype, weights.dtype)
+
+            def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
+                return jnp.where(counts, row.astype(dtype), 0)
+
+            def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
+                row, counts = client
+                return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
+
+            mean = sum_over(counted, leaf, counts) / number.astype(dtype)
+            # One client after another, so that no second copy of all uploads is held.
+            far = jax.lax.map(distance, (leaf, counts))
+            total = far.sum()
+            alike = counts.astype(dtype) / number.astype(dtype)
+            shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
+            return weights.sum() * shares.astype(weights.dtype)
+
+        shares = jax.tree.map(shares_of, stacked)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    return Weighing(lambda num_clients: (), weigh_alike, combine=combine)
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
+        return uniform(sizes, risks), state
 
-
-def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
-    counts = weights > 0
-    number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
-
-    def shares_of(leaf: jax.Array) -> jax.Array:
-        dtype = promote(leaf.dtype, weights.dtype)
-
-        def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
-            return jnp.where(counts, row.astype(dtype), 0)
-
-        def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
-            row, counts = client
-            return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
-
-        mean = sum_over(counted, leaf, counts) / number.astype(dtype)
-        # One client after another, so that no second copy of all uploads is held.
-        far = jax.lax.map(distance, (leaf, counts))
-        total = far.sum()
-        alike = counts.astype(dtype) / number.astype(dtype)
-        shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
-        return weights.sum() * shares.astype(weights.dtype)
-
-    return jax.tree.map(shares_of, stacked)
+    return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
 @bounded
@@ -189,14 +167,13 @@ def generalization_adjustment(
 
     $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
 
-    with a_k = 1/K before the first round. At the end of a round a client also uploads the metrics
+    with a_k = 1/K before the first round, which is a plain average. Clients also upload the metrics
     of the received and of the trained model; the server keeps the second until its next round. So
-    the weights of a round are those that the authors' code computes after the previous round; the
-    first round is a plain average. A client that sits out keeps its weight.
+    the weights of a round are those that the authors' code computes after the previous one.
 
-    Differs from the authors' code, which has neither absent clients nor cohorts: the present
-    clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
-    rounds. By default the metric is the paper's, the loss; the code's is accuracy.
+    Differs from the authors' code, which has neither absent clients nor cohorts: an absent client
+    keeps its weight, the present ones the sum of theirs, whose mean replaces 1/K, and r counts a
+    client's own rounds. The code's metric is accuracy, the paper's the loss.
 
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
@@ -210,8 +187,7 @@ def generalization_adjustment(
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
             raise ValueError(
-                "generalization_adjustment needs a measure, such as "
-                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
+                "generalization_adjustment needs measure=selection.validation_loss(...)"
             )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
@@ -225,7 +201,7 @@ def generalization_adjustment(
         gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = adjust_weights(state["weight"], gaps, steps, present)
+        weights = _adjusted(state["weight"], gaps, steps, present)
         trained = messages["trained"].astype(received.dtype)
         renewed = {
             "weight": weights,
@@ -244,10 +220,10 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def adjust_weights(
+def _adjusted(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
-    """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""
+    """Returns the weights f[C] moved by gaps f[C]; the present clients keep their sum."""
     largest = jnp.abs(gaps).max()
     relative = gaps / jnp.where(largest > 0, largest, 1)
     # Present clients divide their old sum among themselves, so absent clients keep their weights.

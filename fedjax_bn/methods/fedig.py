@@ -1,14 +1,14 @@
 """FedIG and FedIG-A: client-agnostic learning with mixed statistics, and a zero-shot adapter."""
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import averaging
-from fedjax_bn.arguments.ranges import AtLeast0, Cafl, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -41,6 +41,7 @@ from fedjax_bn.task import masked_mean
 
 # (features f[B, ...], mixed features f[B, ...]) -> f[B], the distance of a sample's two passes
 Distance = Callable[[jax.Array, jax.Array], jax.Array]
+_Cafl = Literal["sum", "mean"]
 
 
 @bounded
@@ -50,7 +51,7 @@ def fedig(  # type: ignore[misc] # its own default
     *,
     lambda_1: AtLeast0 = 0.1,
     lambda_2: AtLeast0 = 4.0,
-    cafl: Distance | Cafl = "mean",
+    cafl: Distance | _Cafl = "mean",
     mixing: Mixing | str = "uniform",
     adapter: bool = False,
     gates: bool = False,
@@ -135,7 +136,7 @@ class _FedIGOptions(OptionsButServer, total=False):
 
     lambda_1: AtLeast0
     lambda_2: AtLeast0
-    cafl: Distance | Cafl
+    cafl: Distance | _Cafl
     mixing: Mixing | str
     gates: bool
 
@@ -166,7 +167,7 @@ def client_agnostic_objective(
     mixing: Mixing = mixed_statistics,
     statistics: StatisticsRule | None = None,
     *,
-    cafl: Distance | Cafl = "sum",
+    cafl: Distance | _Cafl = "sum",
 ) -> Objective:
     r"""Returns the objective of `fedig`, with "sum" instead of "mean" as the default of `cafl`.
 

@@ -1,13 +1,13 @@
 """A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedFA's code."""
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import Channels, Levels, bounded
+from fedjax_bn.arguments.ranges import Channels, between, bounded
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Network, Tap
 
@@ -28,7 +28,7 @@ class UNet(Network):
 
     num_classes: int = 2
     width: Channels = 32
-    levels: Levels = 4
+    levels: Annotated[int, between(1, 8)] = 4
 
     @property
     def taps(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ import federations as fed
 from fedjax_bn.contrib import copa, csac, fedadg
 from fedjax_bn.contrib.csac import calibrated_objective, discrepancy, stage_gaps, stages_brought
 from fedjax_bn.contrib.fedadg import generated_features, pulled_to_discriminator
-from fedjax_bn.engine.weighing import leaf_distances
+from fedjax_bn.engine.weighing import by_divergence
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models.forward import forward
@@ -45,10 +45,12 @@ def test_a_leaf_weighs_a_client_by_its_distance_from_the_mean_of_those_who_count
     far = [np.linalg.norm(leaf[k] - leaf[[0, 1, 3]].mean(0)) for k in (0, 1, 3)]
     expected = 1.2 * np.array([far[0], far[1], 0, far[2]]) / sum(far)
     given = {"a": jnp.asarray(leaf), "b": None, "c": jnp.ones((4, 2))}
-    ours = jax.jit(leaf_distances)(given, weights)
-    np.testing.assert_allclose(ours["a"], expected, rtol=1e-12)
+    ours, same = jax.jit(by_divergence().combine)(given, None, jnp.asarray(weights))
+    combined = np.einsum("k,kij->ij", expected[[0, 1, 3]], leaf[[0, 1, 3]])
+    np.testing.assert_allclose(ours["a"], combined, rtol=1e-12)
     assert ours["b"] is None
-    np.testing.assert_allclose(ours["c"], weights, rtol=1e-12)  # all alike there
+    np.testing.assert_allclose(ours["c"], [1.2, 1.2], rtol=1e-12)  # all alike there
+    np.testing.assert_array_equal(same, weights)
 
 
 def test_stages_are_compared_by_attention(x64):

@@ -10,7 +10,6 @@ import runs
 from federations import once
 from fedjax_bn.aggregation import generalization_adjustment
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.weighing import adjust_weights
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.run.experiment import build as module
@@ -28,16 +27,20 @@ def first_bias(variables, received):
 
 def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
     random = np.random.default_rng(0)
-    weights, once = np.full(5, 0.2, np.float32), jax.jit(adjust_weights)
+    rule = generalization_adjustment(first_bias, step=0.9, rounds=10**6)
+    state, weigh = rule.init(5), jax.jit(rule.weigh)
     for _ in range(50):
         present = random.random(5) < 0.7
-        gaps = np.where(present, random.normal(size=5), 0).astype(np.float32)
-        new = np.asarray(once(weights, gaps, 0.9, present))
-        np.testing.assert_array_equal(new[~present], weights[~present])
+        sent = random.normal(size=(2, 5)).astype(np.float32)
+        messages = {"received": sent[0], "trained": sent[1]}
+        weights, after = weigh(state, present.astype(np.int32), np.zeros(5), messages)
+        new, before = np.asarray(after["weight"]), state["weight"]
+        np.testing.assert_array_equal(new[~present], before[~present])
+        np.testing.assert_array_equal(weights, np.where(present, new, 0))
         assert (new >= 0).all()
         np.testing.assert_allclose(new.sum(), 1, rtol=1e-5)
-        weights = new
-    assert weights.max() > 0.3
+        state = after
+    assert state["weight"].max() > 0.3
 
 
 def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):

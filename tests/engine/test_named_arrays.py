@@ -27,6 +27,7 @@ def test_a_tree_comes_back_from_a_file_of_named_arrays_whatever_its_dtypes():
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
     assert names_of(TREE) == ["personal/params/a/kernel", "memory/0", "memory/1/b"]
+    assert len(to_named({"a": {"b": 1}, "a/b": 2, "a%2Fb": 3})) == 3
 
 
 @pytest.mark.parametrize(

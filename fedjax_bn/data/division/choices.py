@@ -3,16 +3,18 @@
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Annotated
 
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import Alpha, Range, Samples
+from fedjax_bn.arguments.ranges import Range, Samples, between
 from fedjax_bn.arguments.text import brief
 
 # Whose division of `data.name=prostate`; "" divides by patient.
 PROTOCOLS = ("", "harmofl", "fl_medsegbench")
+_Alpha = Annotated[float, between(0.001, 1_000_000)]
 
 
-def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = 10) -> tuple[str, float, int]:
+def _dirichlet(alpha: _Alpha = 0.5, smallest: Samples = 10) -> tuple[str, float, int]:
     return "dirichlet", alpha, smallest
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import PIXELS, Magnitude, Views, bounded
+from fedjax_bn.arguments.ranges import Pixels, Views, between, bounded
 from fedjax_bn.engine.backend import on_cpu
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
@@ -57,7 +57,7 @@ def as_bytes(pixels: jax.Array) -> jax.Array:
 
 
 @bounded
-def domainbed(size: Annotated[int, PIXELS]) -> Augment:
+def domainbed(size: Pixels) -> Augment:
     """Returns DomainBed's augmentation for PACS, VLCS, OfficeHome (Gulrajani & Lopez-Paz 2021).
 
     Crops 70 to 100 % of the area, resizes to `size` pixels a side, mirrors half of the images,
@@ -86,7 +86,7 @@ def office() -> Augment:
 
 
 @bounded
-def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
+def randaug(ops: Views = 2, magnitude: Annotated[int, between(0, 30)] = 9) -> Augment:
     """Returns RandAugment for batches u8[B, H, W, 3], with operations drawn for every image.
 
     Args:

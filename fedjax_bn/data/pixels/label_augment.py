@@ -22,13 +22,13 @@ brightness, contrast about the mean and gamma change the images alone.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
-from fedjax_bn.arguments.ranges import Degrees, Share, UpTo1, bounded
+from fedjax_bn.arguments.ranges import Share, UpTo1, between, bounded
 from fedjax_bn.data.labels import BOXES, CLASS, MASK, PADDING
 from fedjax_bn.data.pixels.augment import LabelAugment, as_bytes, resample, sample_keys, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
@@ -82,7 +82,7 @@ def of_masks(
     *,
     flip: UpTo1 = 0.5,
     quarters: UpTo1 = 0.0,
-    rotate: Degrees = 15.0,
+    rotate: Annotated[float, between(0, 180)] = 15.0,
     scale: Share = 0.1,
     shift: Share = 0.05,
     elastic: Share = 0.0,
