@@ -125,9 +125,10 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
         # Data of one domain need no choice.
         key, choice = "domain", node.domain or choices[0] * (len(choices) == 1)
     if choice not in choices:
-        place, names = node.data or dataset.name, ", ".join(choices)
-        text = f"{key}={getattr(node, key)!r} is not in {place}, which has {names}"
-        raise ConfigError(f"the node config's {text}")
+        raise ConfigError(
+            f"the node config's {key}={getattr(node, key)!r} is not in "
+            f"{node.data or dataset.name}, which has {', '.join(choices)}"
+        )
     domain = dataset.domains[choices.index(choice)]
     return assemble(config, dataset._replace(domains=(domain,)), ())
 

@@ -46,7 +46,7 @@ from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.serving.predictor import Predictor, from_choice
+from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -126,8 +126,7 @@ def _exported(
     choice: Choice, variables: Variables, about: About
 ) -> tuple[bytes, dict[str, np.ndarray]]:
     """Returns an adaptation as a program over named arrays, and its first carry by name."""
-    prepare = standardize(about.mean, about.std)
-    step = from_choice(choice, variables, prepare, lambda images: None).step
+    step = Predictor.by_choice(choice, variables, standardize(about.mean, about.std)).step
     start = choice.adaptation.init(variables)
 
     def run(arrays: Any, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
@@ -224,7 +223,7 @@ def load(
         model = in_dtype(model, about.compute_dtype)
     variables = _variables_of(folder, about, model, arrays)
     choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-    return from_choice(choice, variables, standardize(about.mean, about.std), check)
+    return Predictor.by_choice(choice, variables, standardize(about.mean, about.std), check)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,30 @@ class Predictor(NamedTuple):
     check: Callable[[np.ndarray], None]
     batch_size: int  # B
     order: int  # the seed of the order in which a call passes images; -1 keeps the order given
+
+    @classmethod
+    def by_choice(
+        cls,
+        choice: Choice,
+        variables: Variables,
+        prepare: Prepare,
+        check: Callable[[np.ndarray], None] = lambda images: None,
+    ) -> Self:
+        """Returns a predictor by an adaptation; `prepare` gives the model stored images."""
+
+        def step(
+            variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array
+        ) -> tuple[jax.Array, PyTree]:
+            images = prepare(jnp.asarray(images), parameter_dtype(variables))
+            outputs, carry = choice.adaptation.predict(variables, carry, images, valid)
+            axes = getattr(outputs, "ndim", 0)
+            if axes not in (2, 4):
+                raise ValueError("outputs are no logits f[B, classes] or f[B, H, W, classes]")
+            return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
+
+        variables = predicting(variables)  # an adaptation moves the parameters that predict
+        start = partial(choice.adaptation.init, variables)
+        return cls(variables, start, jax.jit(step), check, choice.batch_size, choice.order)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
@@ -99,26 +123,4 @@ def predictor(
     else:
         choice = choose_adaptation(adapt, model, batch_size)
     # The method does not know the form of its images; `as_images` checks what holds for all.
-    return from_choice(choice, variables, method.learned.prepare, lambda images: None)
-
-
-def from_choice(
-    choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
-) -> Predictor:
-    """Returns a predictor by an adaptation; `prepare` makes stored images the model's inputs."""
-
-    def step(
-        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array
-    ) -> tuple[jax.Array, PyTree]:
-        images = prepare(jnp.asarray(images), parameter_dtype(variables))
-        outputs, carry = choice.adaptation.predict(variables, carry, images, valid)
-        axes = getattr(outputs, "ndim", 0)
-        if axes not in (2, 4):
-            raise ValueError(
-                "the model's outputs are not logits f[B, classes] or f[B, H, W, classes]"
-            )
-        return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
-
-    variables = predicting(variables)  # an adaptation moves the parameters that predict
-    start = partial(choice.adaptation.init, variables)
-    return Predictor(variables, start, jax.jit(step), check, choice.batch_size, choice.order)
+    return Predictor.by_choice(choice, variables, method.learned.prepare)

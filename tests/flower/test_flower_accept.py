@@ -86,8 +86,7 @@ def test_what_is_not_taken_says_why(name, value, message):
 def test_a_client_that_hides_its_losses_and_size_tells_none_and_counts_as_one():
     hello = HELLO._replace(size=0, losses=False)
     hidden = UPLOAD._replace(size=np.int32(1), loss=np.float64(np.nan), risk=np.float64(np.nan))
-    upload, *_ = taken(to_named(hidden), hello=hello)
-    assert upload.size == 1
+    assert taken(to_named(hidden), hello=hello)[0].size == 1
     for lie in (hidden._replace(size=np.int32(7)), hidden._replace(risk=np.float64(9))):
         with pytest.raises(ValueError, match=r"7 samples|a risk of 9"):
             taken(to_named(lie), hello=hello)
@@ -107,8 +106,7 @@ def test_a_negative_running_variance_is_not_taken(kind):
 def test_personal_leaves_come_only_where_they_are_expected_and_are_checked_alike():
     personal = {"params": {"scale": np.ones(3)}}
     arrays = to_named(UPLOAD) | to_named({"personal": personal})
-    _, leaves, _ = taken(arrays, personal=personal)
-    assert leaves["params"]["scale"].tolist() == [1.0] * 3
+    assert taken(arrays, personal=personal)[1]["params"]["scale"].tolist() == [1.0] * 3
     for value, message in ((6.0, r"personal leaves, 6\.164"), (np.nan, "not finite")):
         arrays["personal/params/scale"] = np.asarray([1.0, value, 1.0])
         with pytest.raises(ValueError, match=message):
