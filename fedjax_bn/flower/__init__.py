@@ -2,21 +2,16 @@
 
     from fedjax_bn.flower import client_app, server_app
 
-`launch/flower` is an app that is ready to run; `docs/deployment.md` lists what travels, what stays
-with a client, and when a client is left out of a round. The results equal those of `fedjax-bn` with
-the same configuration and clients.
+`launch/flower` is an app that is ready to run, and `docs/deployment.md` lists what travels and what
+stays with a client. It needs `pip install 'fedjax_bn[flower]'`.
 """
 
 import importlib
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_bn.flower.server import server_app
     from fedjax_bn.flower.site import client_app
-
-if find_spec("flwr") is None:
-    raise ImportError("fedjax_bn.flower needs Flower: pip install 'fedjax_bn[flower]'")
 
 __all__ = ["client_app", "server_app"]
 

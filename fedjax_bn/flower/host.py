@@ -1,8 +1,11 @@
-"""Builds the server's side without a network: its state and its step."""
+"""Builds the server's side without a network: its state, its step, and what it serves."""
 
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -13,20 +16,26 @@ from ml_collections import ConfigDict
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import in_dtypes_of, weighted
-from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
-from fedjax_bn.flower.members import Accepted
+from fedjax_bn.federation import FederatedMethod, traffic
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.incremental_aggregation import Adding
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.choices import participation_of
-from fedjax_bn.run.experiment.build import Experiment, assemble, choose_participation, prepare
+from fedjax_bn.run.experiment.build import assemble, choose_participation, describe_privacy, prepare
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.files.finished_run import dataset_of
+from fedjax_bn.sharing import OWN
+from fedjax_bn.state import FederatedState, Upload, broadcast_of, own_of
+from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.availability import read_trace
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.records import select_round
 from fedjax_bn.training.start import batches_of_one, make_start, partition_table
+from fedjax_bn.training.workdir import Record
 
 PyTree = Any
-_Add = Callable[[Any, Accepted], Any]
+_Add = Callable[[Any, Upload, PyTree], Any]
 _Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array, jax.Array]]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
@@ -36,11 +45,10 @@ class Kept(NamedTuple):
 
     # the federation's state, [K] where it is by client; the clients' own parts are ()
     state: FederatedState
-    # the mean of the personal leaves that an unseen client receives, from the last round in which a
-    # client of positive weight took part; () if clients do not send them
+    # the mean of the personal leaves for unseen clients, from the last round in which a client of
+    # positive weight took part; () if clients do not send them
     served: PyTree
-    # i32[K], for each client the number of rounds finished when its last accepted upload was added;
-    # 0 before
+    # i32[K], rounds finished when a client's last accepted upload was added; 0 before
     taken: jax.Array
 
     round = property(lambda self: self.state.round)
@@ -50,21 +58,18 @@ class Host:
     """What a server builds before its first round, without a network.
 
     Attributes:
-      keys: the run's random keys.
       alone: makes the start of a federation of one client, the form of what is served.
       start: makes the `Kept` before the first round.
       order: the header of the server's messages, with begin=0.
       form: the form of all clients' samples, as JSON.
-      upload: the form of one client's upload.
-      personal: the form of the personal leaves that are sent (`sent_personal`); () for none.
+      upload, personal: the forms of one client's upload, and of the personal leaves that it sends
+        too (`sent_personal`); () for none.
       notes: messages for the log: which leaves are shared, how many bytes travel.
-      participation: the rule by which clients take part in a round.
-      task: what the clients learn, whose score they report.
-      add: `add(total, accepted) -> total` adds an upload to the total of a round, which is None
-        before the first. The total is sums or, if weights need all uploads, client -> upload.
+      add: `add(total, upload, personal) -> total` adds an upload to the total of a round, which is
+        None before the first: sums or, if weights need all uploads, client -> (upload, personal).
       step: `step(kept, total, rows) -> (kept, weights f[K], finite bool[])`, the end of a round;
-        `rows` i32[C] are all drawn clients, also those without an upload. The weights are those of
-        the round: all 0 if no client counts. A server's step that is not finite is dropped.
+        `rows` i32[C] are all drawn clients. The weights are those of the round: all 0 if no client
+        counts. A server's step that is not finite is dropped.
     """
 
     def __init__(self, config: ConfigDict, order: Order, form: str) -> None:
@@ -73,15 +78,14 @@ class Host:
         epochs, count = local_epochs(config), order.population
         if len(epochs) not in (1, count) or config.clients_per_round > count:
             raise ConfigError(
-                f"the run config has {count} clients, config.client_epochs {len(epochs)} numbers "
-                f"and config.clients_per_round={config.clients_per_round}: give a number of epochs "
-                "for each client, and at most as many clients a round"
+                f"clients={count} of the run config must be the number of config.client_epochs "
+                f"({len(epochs)}), and at least config.clients_per_round={config.clients_per_round}"
             )
         participation = choose_participation(config, count)
         trace = read_trace(participation_of(config).trace, count)
         self.participation = participation._replace(trace=trace)
-        form_of_one = json.loads(form) | {"dataset": "federation", "clients": ["federation"]}
-        internal = dataset_of(form_of_one)
+        names = {"dataset": "federation", "clients": ["federation"]}
+        internal = dataset_of(json.loads(form) | names)
 
         def make(config: ConfigDict) -> Experiment:
             # `prepare` traces the server's step with as many uploads as a round has.
@@ -111,20 +115,92 @@ class Host:
         key = jax.eval_shape(jax.random.key, 0)
         self.personal = sent_personal(own.personal) if order.serve_unseen else ()
         _, self.upload = jax.eval_shape(method.client, broadcast_of(like), own, batches, key)
-        bytes_sent = traffic(method, like, batches)
-        self.notes = (
-            *experiment.notes,
-            partition_table(experiment, jax.eval_shape(rows)),
-            "a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent),
+        text = "a client and round: {down:,} bytes down, {up:,} bytes up"
+        bytes_sent = text.format(**traffic(method, like, batches))
+        table = partition_table(experiment, jax.eval_shape(rows))
+        self.notes = (*experiment.notes, table, bytes_sent)
+        self.add, self.step = add_and_step(method, count, self.upload, self.personal)
+
+    def summary(self, records: list[Record]) -> Record:
+        """Returns the content of summary.json: scores of the selected round, or the last one."""
+        evaluated = any("accuracy" in record for record in records)
+        number = select_round(records) if evaluated else len(records)
+        selected, last = (
+            {"internal": record.get("accuracy", {"mean": float("nan")}), "unseen": {}}
+            for record in (records[number - 1], records[-1])
         )
-        if method.adding:
-            self.add, self.step = by_sums(method.adding, count, self.upload, self.personal)
-        else:
-            self.add, self.step = by_stack(method.checked_server, self.upload, self.personal)
+        return {
+            "method": self.config.method,
+            "dataset": self.order.federation,
+            "seed": self.config.seed,
+            "rounds": len(records),
+            "selected_round": number,
+            "tested_on": records[number - 1].get("tested_on", {}),
+            "accuracy": selected,
+            "last_round": last,
+            "seconds_per_round": median(record["seconds"] for record in records),
+            # The server does not know the clients' compile times and numbers of samples.
+            "compile_seconds": float("nan"),
+            "samples_per_second": float("nan"),
+            **({} if self.task.classifies else {"score": self.task.score.name}),
+            **describe_privacy(deployed(self.config), self.order.population, len(records)),
+        }
+
+    def write_served(self, place: Path, app: str | Path, server: Kept, summary: Record) -> str:
+        """Writes WORKDIR/served from the round that `summary` names; returns a note for the log.
+
+        `app` is the app's folder, which may hold a user's own modules.
+        """
+        personal = sent_personal(jax.eval_shape(self.alone).personal)
+        if jax.tree.leaves(personal) and not jax.tree.leaves(server.served):
+            return (
+                "an unseen client cannot be served, because personal leaves stayed with the "
+                "clients: serve-unseen=true in the run config and each node config sends them"
+            )
+        number = summary["selected_round"]
+        with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
+            if number in checkpoint.steps(manager):
+                server = checkpoint.restore(manager, jax.eval_shape(self.start), number)
+        state = self.alone()
+        mean = dict(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server.served))
+        # Zeros, so that the shared model predicts and not the own model of the start.
+        own_model = {name: tree for name, tree in state.personal.items() if name == OWN}
+        personal = {**state.personal, **jax.tree.map(jnp.zeros_like, own_model), **mean}
+        # The server's part stays that of the start: only the next round would read it.
+        sent = {name: getattr(server.state, name) for name in ("round", "shared", "frozen")}
+        state = state._replace(personal=personal, **sent)
+        config, name = deployed(self.config), self.order.federation
+        config.target = ""
+        about = {
+            "config": dict(flatten(config)),
+            "data": name,
+            "form": {"dataset": name, "clients": ["federation"]} | json.loads(self.form),
+            "started_in": str(Path(app).resolve()),
+        }
+        folder = place / "served"
+        workdir.write_json(folder / "config.json", about)
+        with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
+            checkpoint.save(manager, number, state)
+            checkpoint.settle(manager)
+        # Last, because a folder with summary.json counts as finished.
+        workdir.write_json(folder / "summary.json", summary)
+        command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
+        return f"round {number} can be served: {command}"
 
 
-def by_sums(adding: Adding, clients: int, upload: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
-    """Returns `add` and `step`, see `Host`, which hold sums and one upload at a time."""
+def add_and_step(
+    method: FederatedMethod, clients: int, upload: Upload, personal: PyTree
+) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step`, see `Host`, for the forms of an upload and of personal leaves."""
+    if method.adding is not None:
+        return _by_sums(method.adding, clients, upload, personal)
+    return _by_stack(method.checked_server, upload, personal)
+
+
+def _by_sums(
+    adding: Adding, clients: int, upload: Upload, personal: PyTree
+) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step`, which hold sums and one upload at a time."""
 
     @partial(jax.jit, donate_argnums=0)
     def put(total: PyTree, upload: Upload, part: PyTree) -> PyTree:
@@ -148,15 +224,15 @@ def by_sums(adding: Adding, clients: int, upload: Upload, personal: PyTree) -> t
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         return adding.begin(clients, upload), zeros
 
-    def add(total: PyTree, accepted: Accepted) -> PyTree:
+    def add(total: PyTree, upload: Upload, part: PyTree) -> PyTree:
         # The arrays are views of the message, which can be freed only after they were read.
-        return jax.block_until_ready(put(total or begin(), accepted.upload, accepted.personal))
+        return jax.block_until_ready(put(total or begin(), upload, part))
 
     return add, lambda server, total, rows: end(server, total or begin())
 
 
-def by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
-    """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
+def _by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step` for the method's server step on all uploads at once."""
 
     @jax.jit
     def end(server: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
@@ -173,17 +249,15 @@ def by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Fi
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
-    def step(
-        server: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
-    ) -> tuple[Kept, jax.Array, jax.Array]:
-        parts, population = [], np.int32(len(server.taken))
-        for k in rows:
-            blank = absent._replace(client=np.int32(k), population=population)
-            accepted = (total or {}).get(k, Accepted(blank, nothing, 0.0))
-            parts.append((accepted.upload, accepted.personal))
-        return end(server, *jax.tree.map(_stacked, *parts))
+    def add(total: PyTree, upload: Upload, part: PyTree) -> PyTree:
+        return (total or {}) | {int(upload.client): (upload, part)}
 
-    return lambda total, accepted: (total or {}) | {int(accepted.upload.client): accepted}, step
+    def step(server: Kept, total: PyTree, rows: np.ndarray) -> tuple[Kept, jax.Array, jax.Array]:
+        blank = absent._replace(population=np.int32(len(server.taken)))
+        blanks = {k: (blank._replace(client=np.int32(k)), nothing) for k in rows.tolist()}
+        return end(server, *jax.tree.map(_stacked, *(blanks | (total or {})).values()))
+
+    return add, step
 
 
 def _weighed(

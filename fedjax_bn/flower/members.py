@@ -1,8 +1,7 @@
 """Holds what clients send: who they are, what they say of themselves, and their uploads.
 
 A client's number is bound to the public key of its SuperNode, which Flower has verified. The
-server's folder keeps the bindings, the clients' names in records and the sizes by which they are
-drawn, so that all survive a restart and the client itself:
+server's folder keeps bindings, names in records and the sizes by which clients are drawn:
 
     WORKDIR/clients.json    {"0": {"name": "hospital-a", "key": "SHA256:...", "size": 120}, ...}
 
@@ -14,31 +13,27 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-)
-from flwr.app import MessageType
+from cryptography.hazmat.primitives import serialization
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedjax_bn.arguments.errors import WorkdirError
+from fedjax_bn.arguments.errors import UserError, WorkdirError
 from fedjax_bn.arguments.text import short
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.data.labels import is_of_masks
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.messages import Hello, MisfitError, Order, Reply, content_of
+from fedjax_bn.flower.messages import Answer, Hello, Order, Reply, record_in
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.files.finished_run import dataset_of
 from fedjax_bn.state import Upload
@@ -46,47 +41,42 @@ from fedjax_bn.training import workdir
 from fedjax_bn.training.workdir import Record
 
 PyTree = Any
+_POLL = 2.0  # seconds between two searches for clients that are not connected yet
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
 _MOST_FORM = 2**20  # characters of a form of samples
 _MOST_COUNT = 2**16  # of classes, three times as many as ImageNet-21k has, and of boxes
 _MOST_REFUSED = 20  # refusals in the record of a round
 _REASON = 500  # characters of a reason in logs and records
+_MOST_TEXT = 2000  # characters of an error that a client sends
 _MOST_LOSS = 1e6
 _BLOCK = 2**14  # numbers of a leaf that `_norm` squares at once
 _FILE = "clients.json"
+_Result = TypeVar("_Result")
 
 
-class _Member(NamedTuple):
-    node: int  # the current number of its node
-    hello: Hello
+class _MisfitError(ValueError):
+    """An answer of a client that is not as it presented itself: with other data, for example."""
 
 
 class Members:
     """The clients that the server has met, by their numbers.
 
     Attributes:
-      grid: Flower's Grid, which has their nodes.
-      run: the run config.
-      connected: those that are connected, with node and `Hello`.
+      connected: client -> the current number of its node, and its `Hello`.
       sizes: the sizes that they reported last, also of clients that have gone.
       keys: the fingerprints of the keys to which their numbers are bound.
       refused: node, with the fingerprint of its key -> why it was refused since the last record.
-      misfits: nodes of members that answered otherwise than they had presented themselves; `meet`
-        asks them again.
+      misfits: nodes that answered otherwise than they had presented themselves; `meet` asks again.
     """
 
     def __init__(self, grid: Grid, run: Run, place: Path) -> None:
-        """Reads names, bindings and sizes in a server's workdir; there are none in a new one.
-
-        Raises WorkdirError if the file is damaged, or missing although rounds were played.
-        """
+        """Reads the file of a server's workdir; WorkdirError if it is damaged or lost."""
         self.grid, self.run, self._path = grid, run, place / _FILE
-        self.connected: dict[int, _Member] = {}
+        self.connected: dict[int, tuple[int, Hello]] = {}
         self.refused: dict[str, str] = {}
         self.misfits: set[int] = set()
-        # node that was refused or asked again -> the time from `time.monotonic` at which it may be
-        # asked the next time
+        # node that was refused or asked again -> when it may be asked, by `time.monotonic`
         self._again: dict[int, float] = {}
         content: Record = {}
         if self._path.exists() or workdir.rounds_recorded(place / "metrics.jsonl"):
@@ -97,10 +87,8 @@ class Members:
             self.keys = {k: entry["key"] for k, entry in entries.items() if entry["key"]}
             self.sizes = {k: entry["size"] for k, entry in entries.items() if "size" in entry}
         except (KeyError, TypeError) as error:
-            raise WorkdirError(
-                f"{self._path} has a client without its name or key ({error}): give back that file "
-                "as it was, or begin a new federation in another workdir"
-            ) from error
+            text = f"{self._path} lacks the name or key of a client ({error}): restore it"
+            raise WorkdirError(text) from error
         self.keys |= run.listed_keys()
 
     def name(self, client: int) -> str:
@@ -110,35 +98,44 @@ class Members:
     def save(self) -> None:
         """Writes names, bindings and sizes of all clients; from now on the names stay."""
         self._names = {k: self.name(k) for k in range(self.run.clients)}
-        content = {
-            str(k): {"name": name, "key": self.keys.get(k, "")} for k, name in self._names.items()
-        }
-        for k, size in self.sizes.items():
-            content[str(k)]["size"] = size
+        content: Record = {}
+        for k, name in self._names.items():
+            content[str(k)] = {"name": name, "key": self.keys.get(k, "")}
+            content[str(k)] |= {"size": self.sizes[k]} if k in self.sizes else {}
         if not self._path.exists() or workdir.read_json(self._path) != content:
             workdir.write_json(self._path, content)
+
+    def gather(self, order: Order) -> None:
+        """Waits for all clients or, after the time limit, for as many as a round needs."""
+        run, start = self.run, time.monotonic()
+        minimum = run.minimum or run.clients
+        while True:
+            self.meet(order)
+            count, waited = len(self.connected), time.monotonic() - start
+            if count == run.clients or (count >= minimum and waited > run.time_limit):
+                return
+            if waited > run.attempts * run.time_limit:
+                raise UserError(
+                    f"{count} of {run.clients} clients are there, fewer than minimum={minimum}: "
+                    "start their SuperNodes, or see the log for why they are left out"
+                )
+            time.sleep(_POLL)
 
     def meet(self, order: Order) -> None:
         """Asks new nodes to present themselves, and forgets members whose node has gone.
 
-        If a node's answer cannot be used, if its number is bound to another key, or if another node
-        is the same client, the log and `refused` name the node, and it is asked again after a
-        minute or, if it did not answer, after ten times the time limit. Misfits are asked like new
-        nodes, but not twice within ten times the time limit.
+        The log and `refused` name a node whose answer cannot be used, whose number is bound to
+        another key, or whose client is there already. It is asked again after a minute or, if it
+        did not answer, after ten times the time limit; a misfit once in ten times that limit.
         """
         prints = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
         self._again = {node: at for node, at in self._again.items() if at > time.monotonic()}
         misfits, self.misfits = self.misfits - self._again.keys(), set()
-        self.connected = {
-            k: member
-            for k, member in self.connected.items()
-            if member.node in prints.keys() - misfits
-        }
-        met_nodes = {member.node for member in self.connected.values()}
-        questions = {
-            node: messages.packed(order)
-            for node in sorted(prints.keys() - met_nodes - self._again.keys())
-        }
+        present = prints.keys() - misfits
+        self.connected = {k: x for k, x in self.connected.items() if x[0] in present}
+        met_nodes = {node for node, _ in self.connected.values()}
+        nodes = sorted(prints.keys() - met_nodes - self._again.keys())
+        questions = {node: messages.packed(order) for node in nodes}
         kind, seconds = MessageType.QUERY, self.run.time_limit
         replies = messages.exchange(self.grid, questions, kind, seconds, lambda node, reply: reply)
         for node, reply in replies.items():
@@ -156,6 +153,36 @@ class Members:
                 self._again[node] = time.monotonic() + pause
         self.connected = dict(sorted(self.connected.items()))
 
+    def ask(
+        self,
+        order: Order,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        read: Callable[[int, RecordDict], _Result],
+        keep: Callable[[int, _Result], None],
+    ) -> dict[int, str]:
+        """Sends client -> content, and calls `keep(k, read(k, reply))` with one reply at a time.
+
+        Returns client -> why its reply is not kept: `read` may raise ValueError.
+        """
+        clients, reasons = {self.connected[k][0]: k for k in contents}, {}
+
+        def take(node: int, reply: Reply) -> None:
+            k = clients[node]
+            try:
+                result = read(k, _content_of(reply, order, k))
+            except ValueError as error:
+                reasons[k] = str(error)
+                if kind == MessageType.TRAIN and isinstance(error, _MisfitError):
+                    self.misfits.add(node)
+                return
+            keep(k, result)
+
+        by_node = {node: contents[k] for node, k in clients.items()}
+        seconds, group = self.run.time_limit, str(order.round)
+        messages.exchange(self.grid, by_node, kind, seconds, take, group)
+        return reasons
+
     def _admit(self, node: int, key: str, reply: Reply, order: Order) -> None:
         """Makes a node that presents itself a member; raises ValueError if it cannot be."""
         client, hello = _presented(reply, order, self.run.size_bound)
@@ -169,7 +196,7 @@ class Members:
                 )
         if problem:
             raise ValueError(f"it presents itself as client {client}, {problem}")
-        self.connected[client], self.sizes[client] = _Member(node, hello), hello.size
+        self.connected[client], self.sizes[client] = (node, hello), hello.size
         if self.run.client_keys != "any" and key:
             self.keys[client] = key
         if client not in self._names:
@@ -182,62 +209,68 @@ class Members:
             self._names[client] = name
 
 
-class Accepted(NamedTuple):
-    """An accepted upload, with NumPy arrays."""
-
-    upload: Upload  # the client's upload
-    personal: PyTree  # the personal leaves that were sent too; () for none
-    norm: float  # the norm of the client's update
-
-
 def _fingerprint(key: bytes) -> str:
     """Returns the fingerprint of a public key in PEM, as `ssh-keygen -lf` shows it."""
     # It is "" for other bytes: nodes of Flower's simulation have random ones.
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     try:
-        public_key = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        public_key = serialization.load_pem_public_key(key).public_bytes(*form)
     except (ValueError, UnsupportedAlgorithm):
         return ""
     digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
+def _content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
+    """Returns the content of a client's reply to an order; ValueError if it cannot be used."""
+    # The client is None if it is still unknown.
+    if not isinstance(reply, Message):
+        text = f"its reply cannot be read: {reply!s:.{_MOST_TEXT}}"
+        raise ValueError(text if reply else "it did not answer in time")
+    if reply.has_error():
+        raise _MisfitError(f"it failed: {reply.error.reason:.{_MOST_TEXT}}")
+    answer = record_in(reply.content, Answer)
+    if answer.federation != order.federation or client not in (None, answer.client):
+        raise _MisfitError("it answers for another federation or another client")
+    if (answer.method, answer.round) != (order.method, order.round):
+        said = f"it answers for {answer.method:.40} and round {answer.round}"
+        raise ValueError(f"{said}, not for {order.method} and round {order.round}")
+    return reply.content
+
+
 def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
-    content = content_of(reply, order, None)
-    client = messages.record_in(content, messages.Answer).client
-    hello = messages.record_in(content, Hello)
+    content = _content_of(reply, order, None)
+    client, hello = record_in(content, Answer).client, record_in(content, Hello)
     if not (0 <= client < order.population and 0 <= hello.size <= bound):
         raise ValueError(
-            f"it presents itself as client {client} with {hello.size} samples, but clients are "
-            f"numbered below {order.population} and have {bound} samples at most: see clients and "
-            "size-bound in the run config"
+            f"it presents itself as client {client} with {hello.size} samples, but the run config "
+            f"has clients={order.population} (numbered from 0) and size-bound={bound}"
         )
-    try:
-        is_form = len(hello.form) <= _MOST_FORM and _is_form(json.loads(hello.form))
-    except Exception:  # the client chooses the text, and with it the error
-        is_form = False
-    if not is_form:
+    if not _is_form(hello.form):
         raise ValueError(f"no samples have the form that it gives for its own: {hello.form:.80}")
     return client, hello
 
 
-def _is_form(form: Record) -> bool:
+def _is_form(text: str) -> bool:
     """Returns whether `form_of` writes this form, without names, of some samples."""
-    counts = (form["num_classes"], form.get("boxes", 1))
-    masks_fit = "masks" not in form or is_of_masks(form["masks"], form["shape"])
-    if (
-        impossible_samples(*(form[name] for name in ("shape", "dtype", "mean", "std")))
-        or not all(type(count) is int and 0 < count <= _MOST_COUNT for count in counts)
-        or not masks_fit
-    ):
+    names = {"dataset": "federation", "clients": ["client"]}
+    try:
+        form = json.loads(text) if len(text) <= _MOST_FORM else {}
+        counts = (form["num_classes"], form.get("boxes", 1))
+        if (
+            impossible_samples(*(form[name] for name in ("shape", "dtype", "mean", "std")))
+            or not all(type(count) is int and 0 < count <= _MOST_COUNT for count in counts)
+            or not ("masks" not in form or is_of_masks(form["masks"], form["shape"]))
+        ):
+            return False
+        written = form_of(dataset_of(form | names))
+        if "classes" in form:
+            written["classes"] = [*map(str, form["classes"])]
+        # Texts are compared, because in Python 1, 1.0 and True are equal.
+        return json.dumps(form | names, sort_keys=True) == json.dumps(written, sort_keys=True)
+    except Exception:  # the client chooses the text, and with it the error
         return False
-    names = {"dataset": "federation", "clients": ["one"]}
-    written = form_of(dataset_of(form | names))
-    if "classes" in form:
-        written["classes"] = [*map(str, form["classes"])]
-    # Texts are compared, because in Python 1, 1.0 and True are equal.
-    texts = [json.dumps(x, sort_keys=True) for x in (form | names, written)]
-    return texts[0] == texts[1]
 
 
 def accept(
@@ -248,58 +281,47 @@ def accept(
     population: int,
     hello: Hello,
     norm_bound: float,
-) -> Accepted:
-    """Returns the upload in the named arrays that a client sent.
+) -> tuple[Upload, PyTree, float]:
+    """Returns the upload and personal leaves that a client sent, and the norm of its update.
 
-    Its names, shapes and dtypes must be exactly those of the method, its numbers finite, no running
-    variance negative, and its losses at most 1e6 in absolute value, or NaN if it reports none.
+    Names, shapes and dtypes must be exactly those of the method, numbers finite, no running
+    variance negative, losses at most 1e6 in absolute value, or NaN if it reports none, and the size
+    1 if it reports none. What is not accepted is a ValueError.
 
     Args:
-      arrays: by name.
       forms: of the upload, and of the personal leaves that are sent too; () for none.
       shared: the shared leaves that were broadcast.
       client, population: the number of the client that was asked, and K.
-      hello: how the client presented itself. Without a size it counts as 1 sample.
       norm_bound: of the update y_k - x, of the message, and of the personal leaves.
-
-    Raises:
-      MisfitError: the answer does not fit the method, or what the client said of itself.
-      ValueError: the upload is not accepted for another reason.
     """
-    # In a message only personal leaves have a prefix; here the upload's leaves get one too.
-    split = {
-        name if name.startswith("personal/") else f"upload/{name}": array
-        for name, array in arrays.items()
-    }
     try:
-        trees = from_named(split, {"upload": forms[0], "personal": forms[1]})
+        trees = from_named(arrays, forms[0]._asdict() | {"personal": forms[1]})
     except ValueError as error:
-        raise MisfitError(str(error)) from error
-    upload, personal = trees["upload"], trees["personal"]
+        raise _MisfitError(str(error)) from error
+    personal = trees.pop("personal")
+    upload = Upload(**trees)
     if int(upload.client) != client or int(upload.size) != (hello.size or 1):
-        raise MisfitError(
-            f"it speaks for client {int(upload.client)} with {int(upload.size)} samples, where it "
-            f"presented itself as client {client} with {hello.size or 'no size, which counts as 1'}"
+        raise _MisfitError(
+            f"it speaks for client {upload.client} with {upload.size} samples, not for {client} "
+            f"with {hello.size or 1} as it presented itself"
         )
     if int(upload.population) != population or not (upload.participates and upload.finite):
-        raise ValueError(
-            "its update is not finite, or of another federation, or of a client that sits out"
-        )
-    trees = {"shared": upload.shared, "message": upload.message, "personal": personal}
-    check_numbers(to_named(trees))
+        raise ValueError("its update is not finite, of another federation, or sits out")
+    parts = {"shared": upload.shared, "message": upload.message, "personal": personal}
+    check_numbers(to_named(parts))
     norms = {"message": _norm(upload.message), "personal leaves": _norm(personal)}
     norms["update"] = _norm(upload.shared, shared)
     sizes = {f"norm of its {part}": (norm, norm_bound) for part, norm in norms.items()}
     for name in ("risk", "loss"):
         value = float(getattr(upload, name))
         if hello.losses == math.isnan(value):
-            raise MisfitError(f"it sends a {name} of {value:.4g}, and losses={hello.losses}")
+            raise _MisfitError(f"it sends a {name} of {value:.4g}, and losses={hello.losses}")
         if hello.losses:
             sizes[name] = abs(value), _MOST_LOSS
     for name, (size, bound) in sizes.items():
         if not size <= bound:  # NaN is not
             raise ValueError(f"the {name}, {size:.4g}, is above {bound:g} (see norm-bound)")
-    return Accepted(upload, personal, norms["update"])
+    return upload, personal, norms["update"]
 
 
 def _norm(tree: PyTree, start: PyTree = None) -> float:

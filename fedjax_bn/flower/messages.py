@@ -1,9 +1,5 @@
-"""Packs and reads the messages of server and clients: a short header with named arrays or scores.
+"""Packs, sends and reads messages: a short header with named arrays or scores."""
 
-`exchange` sends messages and collects the replies.
-"""
-
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -17,7 +13,6 @@ SCORES = "scores"
 _ARRAYS, _HEADER, _ABOUT = "arrays", "header", "about"
 TESTED_ON_VALIDATION = "tested_on_validation"  # among the scores: 100 if so, else 0
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
-_MOST_TEXT = 2000  # characters of an error that a client sends
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
 _SESSION = 180.0  # seconds for which Flower waits for a reply that was announced but not sent
 _Kind = TypeVar("_Kind", bound=NamedTuple)
@@ -25,29 +20,17 @@ _Result = TypeVar("_Result")
 Reply = Message | Exception | None  # what a node answered, see `exchange`
 
 
-class MisfitError(ValueError):
-    """An answer that does not fit what its client said of itself when it presented itself.
-
-    A client that was started again with other data, or as another client, answers in this way.
-    """
-
-
 class Order(NamedTuple):
     """The header of the server's message to a client."""
 
     federation: str  # the name of the federation; a client has one own part for each
     method: str  # the configured method's name
-    # the number of rounds finished when the server last accepted an upload of this client; the
-    # client begins with its own part after that round. 0 is the common start
+    # the rounds finished when the server last accepted an upload of this client, which begins with
+    # its own part of that time; 0 is the common start
     begin: int
     population: int  # K, the number of all clients
-    # the number of samples of the largest client, to which the batch size is cut; 0 if no client
-    # reports its size
-    longest: int
+    longest: int  # samples of the largest client, which bound the batch size; 0 if none says
     serve_unseen: bool  # whether the server asks for the client's personal leaves
-    # the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0 and which
-    # the client keeps for the later rounds; "" without frozen leaves
-    frozen: str = ""
     round: int = 0  # the round that is played or evaluated, from 1; 0 in a question for a `Hello`
 
 
@@ -83,25 +66,13 @@ def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord(record)
 
 
-def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of named arrays, with names, dtypes and shapes; "" without arrays."""
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest() if arrays else ""
-
-
 def packed(
     header: Order | Answer,
     arrays: ArrayRecord | None = None,
     hello: Hello | None = None,
     scores: Mapping[str, float] | None = None,
 ) -> RecordDict:
-    """Returns the content of a message; without arrays (`recorded`) an order asks for a `Hello`.
-
-    `scores` is name -> percent.
-    """
+    """Returns a message's content; an order without arrays (`recorded`) asks for a `Hello`."""
     content = RecordDict({_HEADER: ConfigRecord(dict(header._asdict()))})
     if arrays is not None:
         content[_ARRAYS] = arrays
@@ -118,27 +89,20 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
     record = content.get(name)
     record = record if isinstance(record, ConfigRecord) else {}
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
-        raise ValueError(
-            f"the message's {name} must hold {', '.join(types)}, but it holds "
-            f"{', '.join(sorted(record)[:20]) or 'nothing'}: the other side has another version"
-        )
+        raise ValueError(f"the message's {name} must hold {', '.join(types)}: use one version")
     return kind(**record)
 
 
 def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
-    Raises ValueError for another form, more than `limit` arrays (None: any number), or an array
-    that cannot be read; nothing is unpickled.
+    Nothing is unpickled. Raises ValueError for another form, for more than `limit` arrays (None:
+    any number), or for an array that cannot be read.
     """
     # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
     names = [name for name, record in content.items() if isinstance(record, ArrayRecord)]
     if names != [_ARRAYS] or (limit is not None and len(content[_ARRAYS]) > limit):
-        raise ValueError(
-            f"the message must hold at most {limit} arrays in one record {_ARRAYS!r}, but it holds "
-            f"the records {[f'{n:.80} of {len(content[n])}' for n in names[:9]]}: the other side "
-            "has another app, model, method or sharing rule"
-        )
+        raise ValueError(f"the message must hold one record {_ARRAYS!r} of the method's arrays")
     arrays = {}
     for name, array in content[_ARRAYS].items():
         try:
@@ -165,13 +129,9 @@ def exchange(
 ) -> dict[int, _Result]:
     """Sends node -> content, messages of a `MessageType`; returns node -> `read(node, reply)`.
 
-    Replies are fetched in the order of `contents`, one after another, whatever the order of their
-    arrival. So only one is in memory unless `read` keeps it; the SuperLink has those not fetched.
-
-    Args:
-      seconds: how long to wait for all replies; what has arrived then is still fetched.
-      read: gets a node's reply, an error if its bytes cannot be read, or None if it is late.
-      group: the round, by which Flower groups messages.
+    A reply is an error if its bytes cannot be read, and None if it is not there after `seconds`.
+    Replies are fetched one by one in the order of `contents`, so only one is in memory unless
+    `read` keeps it. `group` is the round, by which Flower groups messages.
     """
     # A reply expires with its message, so the others' must outlive the wait for the first.
     life = 2 * seconds + _SESSION
@@ -196,25 +156,3 @@ def _fetched(grid: Grid, message: str | None, end: float) -> Reply:
             break
         time.sleep(min(_POLL, remaining))
     return None
-
-
-def content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
-    """Returns the content of the reply of a client (None if it is still unknown) to an order.
-
-    Raises MisfitError if the client failed or answers for another client or federation, and
-    ValueError if its reply is late or cannot be read, or is for another method or round.
-    """
-    if not isinstance(reply, Message):
-        reason = f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}"
-        raise ValueError(reason if reply else "it did not answer in time")
-    if reply.has_error():
-        raise MisfitError(f"it failed: {reply.error.reason[:_MOST_TEXT]}")
-    answer = record_in(reply.content, Answer)
-    if answer.federation != order.federation or client not in (None, answer.client):
-        raise MisfitError("it answers for another federation or another client")
-    if (answer.method, answer.round) != (order.method, order.round):
-        raise ValueError(
-            f"it answers for {answer.method:.40} and round {answer.round}, not for {order.method} "
-            f"and round {order.round}"
-        )
-    return reply.content

@@ -1,8 +1,7 @@
 """Reads the settings of a federation: the run config of the app, and the node config of a client.
 
-The run config is the table `[tool.flwr.app.config]` of the app's pyproject.toml, which
-`flwr run --run-config` changes; the node config is the argument of
-`flower-supernode --node-config`. Their keys are the fields of `Run` and `Node`, with - for _.
+The run config is the table `[tool.flwr.app.config]` of the app's pyproject.toml, the node config
+the argument of `flower-supernode --node-config`. Their keys have - for _ of `Run` and `Node`.
 """
 
 import re
@@ -25,8 +24,7 @@ _Settings = TypeVar("_Settings", bound=NamedTuple)
 class Run(NamedTuple):
     """The run config."""
 
-    # a config file in the app's folder or elsewhere, or the name of a packaged config
-    config: str = ""
+    config: str = ""  # a file in the app's folder or elsewhere, or the name of a packaged config
     changes: str = ""  # of the config's keys, `key=value,key=value`
     clients: int = 0  # K, the number of all clients, which are numbered from 0
     minimum: int = 0  # good uploads that a round needs; 0 for every client that is asked
@@ -35,13 +33,10 @@ class Run(NamedTuple):
     attempts: int = 3  # how often a round is tried before the server gives up
     size_bound: int = 1_000_000  # the largest number of samples that a client may report
     # to which keys of SuperNodes the clients' numbers are bound: "first" for the key that presents
-    # itself first as a client, "any" for none, or a fingerprint for each client, separated by
-    # commas, as `ssh-keygen -lf` shows it: "SHA256:..."
+    # itself first, "any" for none, or fingerprints of `ssh-keygen -lf`, separated by commas
     client_keys: str = "first"
-    # the largest accepted norm of a client's update, of its message, and of its personal leaves
-    norm_bound: float = 1e6
-    # whether clients send their personal leaves too, whose mean serves unseen clients
-    serve_unseen: bool = False
+    norm_bound: float = 1e6  # of a client's update, of its message, and of its personal leaves
+    serve_unseen: bool = False  # whether clients send personal leaves too, for unseen clients
 
     def listed_keys(self) -> dict[int, str]:
         """Returns client -> fingerprint, from the list in `client_keys`; {} for first and any."""
@@ -54,9 +49,7 @@ class Node(NamedTuple):
 
     client: int = -1  # the client's number, from 0
     folder: str = ""  # the folder for its personal leaves and the memory of its method
-    # its file or folder of samples, instead of the config's `data.path`; empty: the client of this
-    # number in the config's data
-    data: str = ""
+    data: str = ""  # its own samples; empty: those of this number in the config's data
     domain: str = ""  # its domain, if its own data hold several
     name: str = ""  # its name in the server's records; empty: client-NUMBER
     # what it reports: any of sizes, losses and accuracies, separated by commas, or "nothing"
@@ -76,6 +69,7 @@ def run_of(entries: Mapping[str, Any]) -> Run:
     run = _read("run config", entries, Run())
     keys = [*run.listed_keys().values()]
     listed = len({*keys}) == len(keys) == run.clients and all(map(_FINGERPRINT.fullmatch, keys))
+    bound_to = run.client_keys in ("first", "any") or listed
     allowed = {
         "config": (run.config, "a file, or the name of a packaged config"),
         "clients": (run.clients >= 1, "at least 1"),
@@ -83,14 +77,8 @@ def run_of(entries: Mapping[str, Any]) -> Run:
         "time-limit": (run.time_limit > 0, "above 0"),
         "attempts": (run.attempts >= 1, "at least 1"),
         # Sizes are added in 32 bits.
-        "size-bound": (
-            0 < run.size_bound * run.clients < 2**31,
-            "at least 1, and times clients below 2^31",
-        ),
-        "client-keys": (
-            run.client_keys in ("first", "any") or listed,
-            f"first, any, or {run.clients} different fingerprints SHA256:...",
-        ),
+        "size-bound": (0 < run.size_bound * run.clients < 2**31, "1 to 2^31 / clients"),
+        "client-keys": (bound_to, "first, any, or a different SHA256:... for each client"),
         "norm-bound": (run.norm_bound > 0, "above 0"),
     }
     _check("run config", run, allowed)
@@ -113,9 +101,9 @@ def node_of(entries: Mapping[str, Any]) -> Node:
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
-    """Returns the configuration of a run config, from its `config` and `changes`, see `Run`.
+    """Returns the configuration of `Run.config` and `Run.changes`; raises what `read` raises.
 
-    `folder` is the app's folder, in which the file is looked for first. Raises what `read` raises.
+    `folder` is the app's folder, in which the file is looked for first.
     """
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source

@@ -5,10 +5,9 @@ A client's own part, its personal leaves and the memory of its method, stays in 
     FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays
     FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
 
-Files are written atomically, so a kill at any moment leaves the previous file whole. The file with
-which the client began its last round is kept too: if the server did not get or did not accept the
-upload, the client begins with that file again. Flower runs every task in a fresh process; compiled
-programs are in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION_CACHE_DIR).
+Files are written atomically. The file with which the client began its last round is kept too: if
+the server did not accept the upload, the client begins with it again. Flower runs every task in a
+fresh process; compiled programs are in JAX's cache (`config.compilation_cache`).
 """
 
 import io
@@ -41,7 +40,7 @@ from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.run.config.choices import privacy_of
-from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, prepare
+from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
@@ -65,10 +64,8 @@ class _Site(NamedTuple):
     experiment: Experiment  # of this configuration, with this client's domain alone
     start: Callable[[], FederatedState]  # makes the common start, with the row of one client
     like: FederatedState  # the form of that state
-    node: Node  # the node config
-    # `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled once
-    # for each longest of an order
-    train: _Train
+    node: Node
+    train: _Train  # the client's part of a round; compiled once for each longest of an order
     # makes the evaluator at its first call, because it reads the test samples
     evaluator: Callable[[], Evaluate]
 
@@ -96,14 +93,13 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
 def sent_personal(personal: Variables) -> Variables:
     """Returns what a client sends of its personal leaves if it serves unseen clients.
 
-    What it has measured of its own data stays, and the model with which it predicts instead of the
-    shared one.
+    What it has measured of its own data stays, as does the model with which it alone predicts.
     """
     return without(personal, MEASURED, OWN)
 
 
 def open_site(config: ConfigDict, node: Node, clients: int) -> _Site:
-    """Reads the client's data and builds its training for `clients` clients; compiles nothing yet.
+    """Reads the client's data and builds its training, one of `clients`; compiles nothing yet.
 
     Raises ConfigError if the configuration (`settings.config_of`) or the data are wrong.
     """
@@ -124,23 +120,17 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
         if reading.data.domains:
             reading.data.domains = (node.domain,) if node.domain else ()
     dataset = build(reading).internal
-    domains: dict[Any, Any] = dict(enumerate(dataset.domains))
-    key, choice = "client", node.client
+    key, choice, choices = "client", str(node.client), [*map(str, range(len(dataset.domains)))]
     if node.data:
-        domains = {domain.name: domain for domain in dataset.domains}
+        choices = [domain.name for domain in dataset.domains]
         # Data of one domain need no choice.
-        key, choice = "domain", node.domain or (list(domains) if len(domains) == 1 else [""])[0]
-    if choice not in domains:
+        key, choice = "domain", node.domain or choices[0] * (len(choices) == 1)
+    if choice not in choices:
         raise ConfigError(
-            f"the node config's {key}={brief(choice)} is not in {node.data or dataset.name}: "
-            f"choose one of {', '.join(map(str, domains))}"
+            f"the node config's {key}={getattr(node, key)!r} is not in "
+            f"{node.data or dataset.name}, which has {', '.join(choices)}"
         )
-    domain = domains[choice]
-    if what_validates(config) and domain.validation is None:
-        raise ConfigError(
-            f"{what_validates(config)} needs validation samples, but client {node.client} has "
-            f"none: {HOLD_OUT}"
-        )
+    domain = dataset.domains[choices.index(choice)]
     return assemble(config, dataset._replace(domains=(domain,)), ())
 
 
@@ -208,11 +198,7 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 
 
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Writes a client's own part after `number` rounds, and deletes parts before `began`.
-
-    The round began with the part `began`, or with 0, the common start. Raises WorkdirError if the
-    folder of the federation cannot be written to.
-    """
+    """Writes a client's own part after `number` rounds, and deletes those before round `began`."""
     _save(folder / _OWN.format(number), own)
     for path in folder.glob(_OWN.replace("{:08d}", "*")):
         # Later parts stay, because a delayed task may end after the task of a later round.
@@ -232,8 +218,7 @@ def _load(path: Path, like: PyTree) -> Any:
             return from_named(dict(arrays), like)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise WorkdirError(
-            f"what this client kept of its rounds is not in {path} ({error}): give back that "
-            "folder as it was, or begin a new federation in another workdir of the server"
+            f"cannot read {path} ({error}): restore it, or begin anew in another workdir"
         ) from error
 
 
@@ -241,9 +226,9 @@ def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
     `folder` is the app's, in which the config file is looked for first. A task fails with a
-    ConfigError (a key, the data, or the server's request does not suit), a WorkdirError (the
-    client's own part is lost, or its folder cannot be written) or a ValueError (the server's
-    message is from another method). The server logs which client failed and continues without it.
+    WorkdirError if the client's own part is lost, or its folder cannot be written to, and with a
+    ValueError if a key, the data or the server's message does not suit. The server logs which
+    client failed and continues without it.
     """
     app = ClientApp()
 
@@ -286,16 +271,13 @@ class _Task:
     def hello(self) -> dict[str, Any]:
         """Returns how the client presents itself: name, form of samples, and what it reports."""
         site, node, config = self.site, self.site.node, self.site.config
-        try:  # traces the client's round and the server's step, so that errors appear before it
-            check_shapes(site.experiment, site.start, self.order.population)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        # Traces the client's round and the server's step, so that errors appear before it.
+        check_shapes(site.experiment, site.start, self.order.population)
         losses, scores = node.reports("losses"), node.reports("accuracies")
         if weighs_by_validation(config) and not losses:
             raise ConfigError(
                 f"config.weigh={brief(config.weigh)} sends this client's validation losses: add "
-                f"losses to report={brief(node.report)} of its node config, or set "
-                "config.weigh=by_size"
+                f"losses to report={brief(node.report)} in its node config"
             )
         weights = jax.ShapeDtypeStruct((self.order.population,), site.like.weights.dtype)
         log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
@@ -309,18 +291,18 @@ class _Task:
 
     def train(self) -> dict[str, Any]:
         """Trains a round, writes the client's own part to its folder, and returns the upload."""
-        sends_personal = self._sent_names()
         site, order, broadcast = self.site, self.order, self._broadcast()
+        names = self._sent_names()
         with owned(self.place):  # a task of an earlier round may still be running
             part, upload = jax.device_get(site.train(order, broadcast, self._own()))
             number = int(broadcast.round) + 1
             save_own(self.place, number, part._replace(frozen=()), order.begin)
         if not site.node.reports("losses"):
             # NaN instead of no leaf, because the server requires the exact form of an upload.
-            hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in _LOSSES}
+            hidden = {loss: np.full_like(getattr(upload, loss), np.nan) for loss in _LOSSES}
             upload = upload._replace(**hidden)
         sent = to_named(upload)
-        if sends_personal:
+        if names:
             sent |= to_named({"personal": sent_personal(part.personal)})
         return {"arrays": messages.recorded(sent)}
 
@@ -332,17 +314,10 @@ class _Task:
         with owned(self.place):
             part = self._own()
         personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], part[:2])
+        own = {"personal": personal, "memory": memory, "frozen": part.frozen}
+        weights, server = np.ones(1, site.like.weights.dtype), ServerState(sent=broadcast.message)
         # The evaluator takes a state, so this one holds the client alone, with K = 1.
-        alone = FederatedState(
-            round=broadcast.round,
-            shared=broadcast.shared,
-            server=ServerState(sent=broadcast.message),
-            weights=np.ones(1, site.like.weights.dtype),
-            weighing=(),
-            personal=personal,
-            memory=memory,
-            frozen=part.frozen,
-        )
+        alone = FederatedState(broadcast.round, broadcast.shared, server, weights, (), **own)
         record = site.evaluator()(alone)
         scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
         # Percent of the tested samples that also validate: all or none.
@@ -350,54 +325,34 @@ class _Task:
         return {"scores": scores | {messages.TESTED_ON_VALIDATION: 100.0 * validating}}
 
     def _sent_names(self) -> list[str]:
-        """Returns the names of the personal leaves that the client sends.
-
-        Raises ConfigError if the server asks for some, and this client does not send them.
-        """
+        """Returns the names of the personal leaves that are sent; ConfigError if they stay."""
         names = names_of({"personal": sent_personal(self.site.like.personal)})
         if not self.order.serve_unseen or not names:
             return []
         if not self.site.node.serve_unseen:
             raise ConfigError(
-                f"the server asks client {self.site.node.client} for its personal leaves, "
-                f"{names[0]} and others, which it does not send: set serve-unseen=true in its node "
-                "config, or serve-unseen=false in the run config"
+                f"the server asks client {self.site.node.client} for {names[0]}, which stays: set "
+                "serve-unseen=true in its node config, or serve-unseen=false in the run config"
             )
         return names
 
     def _broadcast(self) -> Broadcast:
-        """Returns the server's broadcast; raises ValueError if another method sent it."""
+        """Returns the server's broadcast; ValueError if another method sent it."""
         sent = {k: x for k, x in self.arrays.items() if not k.startswith("frozen/")}
         return from_named(sent, jax.eval_shape(broadcast_of, self.site.like))
 
     def _own(self) -> Own:
-        """Returns the client's own part before the round, with the frozen leaves.
-
-        Raises WorkdirError if a file of it is lost, ValueError if the server freezes other leaves.
-        """
-        frozen, begin = self._frozen(), self.order.begin
+        """Returns the client's own part before the round, with the frozen leaves, sent once."""
+        begin, path, like = self.order.begin, self.place / _FROZEN, self.site.like
+        frozen = {"frozen": like.frozen}
         if begin:
-            like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
-            part = load_own(self.place, begin, like._replace(frozen=()))
+            form = jax.eval_shape(lambda state: own_of(state, 0), like)
+            part = load_own(self.place, begin, form._replace(frozen=()))
+            frozen = _load(path, frozen) if jax.tree.leaves(frozen) else frozen
         else:
             part = jax.device_get(own_of(self.site.start(), 0))
-        return part._replace(frozen=frozen)
-
-    def _frozen(self) -> Any:
-        """Returns the frozen leaves, of which the server sends the hash; writes them once."""
-        path, like = self.place / _FROZEN, {"frozen": self.site.like.frozen}
-        if not jax.tree.leaves(like) and not self.order.frozen:
-            return ()
-        if self.order.begin:
-            leaves = _load(path, like)
-        else:
-            sent = {k: x for k, x in self.arrays.items() if k.startswith("frozen/")}
-            leaves = from_named(sent, like)
-        if messages.digest_of(to_named(leaves)) != self.order.frozen:
-            raise ValueError(
-                "the frozen leaves have another hash than the server gives: use the same run "
-                "config on both sides, and a new folder for the client, or a new workdir"
-            )
-        if not self.order.begin:
-            _save(path, leaves)
-        return leaves["frozen"]
+            sent = {name: x for name, x in self.arrays.items() if name.startswith("frozen/")}
+            frozen = from_named(sent, frozen)
+            if sent:
+                _save(path, frozen)
+        return part._replace(**frozen)

@@ -20,7 +20,7 @@ from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished_run
 from fedjax_bn.run.files.finished_run import recorded_code
-from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
+from fedjax_bn.serving.folder import FORM, About, write_served
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import PopulationState
@@ -75,7 +75,7 @@ def run(
         try:
             write_served(to, facts, variables, choose_adaptations(config, experiment.model))
         except ImportError as error:  # flatbuffers
-            if not is_of_library(config.model):  # such a model is served as a program alone
+            if not facts.is_of_library:  # such a model is served as a program alone
                 raise
             say(f"served without programs: {error}")
             write_served(to, facts, variables, {})

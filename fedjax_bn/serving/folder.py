@@ -5,10 +5,9 @@
     variables.npz   its arrays, COLLECTION/MODULE/NAME
     programs/       each adaptation as a StableHLO program, which JAX runs without this library
 
-Nothing that a folder names is imported. A program is code, like a module: the one of a model or
-adaptation that is not this library's runs only if the user trusts the folder. It makes no custom
-call, because JAX checks neither which function such a call names nor the sizes of its arrays, and
-one with too small results writes past its memory.
+Nothing that a folder names is imported. A program is code: that of a model or adaptation that is
+not this library's runs only if the user trusts the folder. It makes no custom call, because JAX
+checks neither the function that such a call names nor the sizes of its arrays.
 
     import numpy as np
     from jax import export
@@ -32,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -43,11 +42,11 @@ from jax import export as jax_export
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
-from fedjax_bn.arguments.text import file_name, nearest
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.serving.predictor import Predictor, from_choice, step_of
+from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -85,10 +84,20 @@ class About(NamedTuple):
     plane: str = ""
     window: tuple = ()
 
+    @property
+    def is_of_library(self) -> bool:
+        """Whether the model belongs to this library."""
+        return split_choice(self.model, _MODELS)[0] in _MODELS
 
-def is_of_library(model: str) -> bool:
-    """Returns whether a model, such as "ResNet18:width=16", belongs to this library."""
-    return split_choice(model, _MODELS)[0] in _MODELS
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Returns the content of a folder's model.json; ValueError if missing or damaged."""
+        path = folder / _ABOUT
+        with _damage_named(path):
+            about = cls(**json.loads(path.read_text()))
+            if about.form != FORM:
+                raise ValueError(f"form {about.form}, and this version reads form {FORM}")
+        return about
 
 
 def write_served(
@@ -96,22 +105,19 @@ def write_served(
 ) -> None:
     """Writes a served model atomically, with each adaptation by its text, also as a program.
 
-    Raises:
-      ImportError: flatbuffers, which `jax.export` needs, is not installed.
-      ValueError: as `new_folder`; or a program makes a custom call, as linear algebra does.
+    Raises ImportError without flatbuffers, which `jax.export` needs, and ValueError as `new_folder`
+    or if a program makes a custom call.
     """
     with new_folder(folder, "--export") as unfinished:
         np.savez(unfinished / _VARIABLES, **to_named(variables))
         place = unfinished / _PROGRAMS
         place.mkdir()
+        programs = {}
         for text, choice in choices.items():
             program, carry = _exported(choice, variables, about)
             (place / f"{file_name(text)}.stablehlo").write_bytes(program)
             np.savez(place / f"{file_name(text)}.npz", **carry)
-        programs = {
-            text: {"batch_size": choice.batch_size, "order": choice.order}
-            for text, choice in choices.items()
-        }
+            programs[text] = {"batch_size": choice.batch_size, "order": choice.order}
         content = about._replace(programs=programs)._asdict()
         (unfinished / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
 
@@ -120,8 +126,8 @@ def _exported(
     choice: Choice, variables: Variables, about: About
 ) -> tuple[bytes, dict[str, np.ndarray]]:
     """Returns an adaptation as a program over named arrays, and its first carry by name."""
-    prepare = standardize(about.mean, about.std)
-    start, step = choice.adaptation.init(variables), step_of(choice.adaptation, prepare)
+    step = Predictor.by_choice(choice, variables, standardize(about.mean, about.std)).step
+    start = choice.adaptation.init(variables)
 
     def run(arrays: Any, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
         variables = unflatten_dict(arrays, sep="/")
@@ -143,10 +149,7 @@ def _exported(
 
 def _refuse_custom_calls(program: jax_export.Exported) -> None:
     if call := re.search(r"\.custom_call\b([^(]{0,80})", program.mlir_module()):
-        raise ValueError(
-            f"the program makes the custom call{call[1]}, and programs may make none: write the "
-            "model without it (linear algebra of JAX is made of custom calls)"
-        )
+        raise ValueError(f"a program may make no custom call{call[1]}, as linear algebra does")
 
 
 def _numbered(carry: PyTree) -> dict[str, Any]:
@@ -193,28 +196,26 @@ def load(
       trust: whether to run the compiled program of a model or adaptation that is not this
         library's. A program is code: it can crash, never end, or exploit a fault of XLA.
 
-    Raises:
-      ValueError: the folder holds no served model or a damaged one, `adapt` is unknown, or its
-        program is needed without `trust`.
+    Raises ValueError if the folder is damaged, `adapt` unknown, or `trust` missing.
     """
     folder = Path(folder)
-    about = read_about(folder)
+    about = About.read(folder)
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
     with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
         arrays = dict(np.load(file))
     name = split_choice(adapt, ADAPTATIONS)[0]
     check = partial(_check_form, about)
-    if not is_of_library(about.model) or not (named_by_user or name in ADAPTATIONS):
-        _require_trusted_program(folder, about, adapt, trust)
+    if not about.is_of_library or not (named_by_user or name in ADAPTATIONS):
+        # Code that only the folder names is never imported; only its program is used.
+        if adapt not in about.programs or not trust:
+            raise ValueError(
+                f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
+                f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
+            )
         (step, start), facts = _open_program(folder, adapt), about.programs[adapt]
-        step = partial(step, arrays)
-        return Predictor(lambda: start, step, check, facts["batch_size"], facts["order"])
-    if name == "ensemble":
-        raise ValueError(
-            "--adapt ensemble needs the batch norms of every client, which a served model does not "
-            "hold: choose another adaptation"
-        )
+        batch_size, order = facts["batch_size"], facts["order"]
+        return Predictor(arrays, lambda: start, step, check, batch_size, order)
     title = f"the served model {about.model}"
     make, fields = read_choice(title, about.model, _MODELS, given=_SET_HERE)
     model = call_chosen(title, make, num_classes=len(about.classes), **fields)
@@ -222,17 +223,7 @@ def load(
         model = in_dtype(model, about.compute_dtype)
     variables = _variables_of(folder, about, model, arrays)
     choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-    return from_choice(choice, variables, standardize(about.mean, about.std), check)
-
-
-def read_about(folder: Path) -> About:
-    """Returns the content of model.json, or raises ValueError if it is missing or damaged."""
-    path = folder / _ABOUT
-    with _damage_named(path):
-        about = About(**json.loads(path.read_text()))
-        if about.form != FORM:
-            raise ValueError(f"it is of form {about.form}, and this version reads form {FORM}")
-    return about
+    return Predictor.by_choice(choice, variables, standardize(about.mean, about.std), check)
 
 
 @contextmanager
@@ -240,26 +231,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
-        raise ValueError(
-            f"cannot read {path} ({error}): give a folder that `fedjax-bn serve --export` has "
-            "written, or serve it again"
-        ) from error
-
-
-def _require_trusted_program(folder: Path, about: About, adapt: str, trust: bool) -> None:
-    # Code that only the folder names is never imported; only its program is used.
-    if adapt not in about.programs:
-        raise ValueError(
-            f"--adapt {adapt!r} was not served with {folder}, which names code that is "
-            f"not of this library{nearest(adapt, about.programs)}"
-        )
-    if not trust:
-        foreign = adapt if is_of_library(about.model) else about.model
-        raise ValueError(
-            f"{foreign!r} of {folder} is not of this library and needs the folder's compiled "
-            "program, which is code that may come from anybody: if you trust it, add --trust (in "
-            "Python trust=True); or choose an --adapt of this library"
-        )
+        raise ValueError(f"cannot read {path} ({error}): serve the model again") from error
 
 
 def _open_program(folder: Path, adapt: str) -> tuple[Callable, dict[str, np.ndarray]]:
@@ -275,10 +247,8 @@ def _open_program(folder: Path, adapt: str) -> tuple[Callable, dict[str, np.ndar
 def _check_form(about: About, images: np.ndarray) -> None:
     form = str(images.dtype), list(images.shape[1:])
     if form != (about.dtype, about.shape):
-        raise ValueError(
-            f"images are {form[0]} {form[1]}, but the model was trained on {about.dtype} "
-            f"{about.shape}: give images of that form (--resize stretches bytes to it)"
-        )
+        expected = f"{about.dtype} {about.shape}, to which --resize stretches bytes"
+        raise ValueError(f"images are {form[0]} {form[1]}, but the model takes {expected}")
 
 
 def _variables_of(
@@ -292,7 +262,7 @@ def _variables_of(
         array = arrays.get(name)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ValueError(
-                f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
+                f"{folder / _VARIABLES} has no {name} of {about.model}: serve it again"
             )
     collections = {name.partition("/")[0] for name in leaves}
     if any(name.partition("/")[0] not in collections for name in arrays):

@@ -30,26 +30,12 @@ from PIL import Image
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import cell
+from fedjax_bn.data.masks import volumes
 from fedjax_bn.data.masks.assemble import TILES
-from fedjax_bn.data.masks.volumes import (
-    Slices,
-    is_volume,
-    save_mask,
-    shape_of,
-    slices_of,
-    uncropped,
-)
-from fedjax_bn.data.pixels.decode import (
-    cut,
-    decode,
-    open_image,
-    put_together,
-    relative_names,
-    resized,
-)
+from fedjax_bn.data.pixels import decode as pixels
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import files_below, is_image
-from fedjax_bn.serving.folder import About, load, new_folder, read_about
+from fedjax_bn.serving.folder import About, load, new_folder
 from fedjax_bn.serving.predictor import Predictor
 
 _STREAM, _IMAGES = "-", "images"
@@ -57,26 +43,18 @@ _AREAS, _MASKS = "areas.csv", "masks.npz"
 
 
 def run(
-    model: str,
-    data: str,
-    adapt: str = "",
-    out: str = "",
-    *,
-    resize: bool = False,
-    trust: bool = False,
+    model: str, data: str, adapt: str = "", out: str = "", resize: bool = False, trust: bool = False
 ) -> None:
     """Predicts and writes the CSV, or the masks; arguments are the flags of the command.
 
     `data` is an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
     image files from the standard input, one a line; each is answered before the next is read. For a
     model of slices, it is a NIfTI volume or a folder of them. With `resize`, u8 images of another
-    size in an archive are stretched to the model's, and masks have the size of the images.
-
-    A model, data or an adaptation that cannot be used, or an `out` that cannot be written, is a
-    ConfigError.
+    size in an archive are stretched to the model's, and masks have the size of the images. What
+    cannot be used is a ConfigError.
     """
     try:
-        about, load_model = read_about(Path(model)), partial(load, model, adapt, trust=trust)
+        about, load_model = About.read(Path(model)), partial(load, model, adapt, trust=trust)
         if about.masks:
             predict = load_model()
             _write_masks(_pictures_in(Path(data), about, resize), predict, about, Path(out))
@@ -99,17 +77,16 @@ def _samples(
     predict: Predictor, path: Path, about: About, resize: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Returns (name, probabilities f[classes]) of each sample."""
-    # Image files are stretched to the model's square, as in training. Hidden files and folders are
-    # left out, as in `evaluate`. The samples of an archive are named by their numbers.
+    # Files are stretched, and hidden ones left out, as in `evaluate`. Arrays have numbers as names.
     if path.suffix == ".npz":
         images = _read_archive(path)
-        images = resized(images, about.shape) if resize else images
+        images = pixels.resized(images, about.shape) if resize else images
         return zip(map(str, range(len(images))), predict(images), strict=True)
     files, root = _files_below(path, is_image)
     probabilities = predict.predict(
         len(files), lambda index: _decoded([files[i] for i in index], root, about)
     )
-    return zip(relative_names(files, root), probabilities, strict=True)
+    return zip(pixels.relative_names(files, root), probabilities, strict=True)
 
 
 def _stream(predict: Predictor, about: About) -> Iterator[tuple[str, np.ndarray]]:
@@ -134,10 +111,8 @@ def _read_archive(path: Path) -> np.ndarray:
             (name,) = (n for n in archive if n == _IMAGES or n.endswith(f"__{_IMAGES}"))
             return archive[name]
     except (OSError, ValueError, TypeError, BadZipFile) as error:
-        raise ValueError(
-            f"cannot read --data {path} ({error}): give a .npz with one array {_IMAGES} [N, ...], "
-            f"or NAME__{_IMAGES}"
-        ) from error
+        names = f"{_IMAGES} [N, ...] or NAME__{_IMAGES}"
+        raise ValueError(f"cannot read --data {path} ({error}): give one array {names}") from error
 
 
 def _files_below(path: Path, fits: Callable[[str], bool]) -> tuple[list[Path], Path]:
@@ -153,7 +128,7 @@ def _files_below(path: Path, fits: Callable[[str], bool]) -> tuple[list[Path], P
 def _decoded(files: Sequence[Path], root: Path, about: About) -> np.ndarray:
     """Returns image files as u8[n, H, H, 3]; their names in errors are relative to `root`."""
     options = {"root": root, "progress": False, "orientation": about.orientation}
-    return decode(files, about.shape[0], **options)[0]
+    return pixels.decode(files, about.shape[0], **options)[0]
 
 
 def _write_rows(
@@ -179,10 +154,7 @@ def _write_rows(
 
 def _require_finite(name: str, probabilities: np.ndarray) -> None:
     if not np.isfinite(probabilities).all():
-        raise ValueError(
-            f"the model's probabilities of image {name!r} are not finite: give another model, or "
-            "images like those that it was trained on"
-        )
+        raise ValueError(f"the model's probabilities of image {name!r} are not finite")
 
 
 class _Picture(NamedTuple):
@@ -210,7 +182,7 @@ def _pictures_in(path: Path, about: About, resize: bool) -> _Pictures:
             counts, images = [*map(len, samples)], np.concatenate(samples or [images])
         return [_Picture(str(k), shape, count) for k, count in enumerate(counts)], images
     if about.channels:
-        return _scans(*_files_below(path, is_volume), about)
+        return _scans(*_files_below(path, volumes.is_volume), about)
     return _image_files(*_files_below(path, is_image), about)
 
 
@@ -218,42 +190,40 @@ def _image_files(files: Sequence[Path], root: Path, about: About) -> _Pictures:
     pictures, save = [], partial(_save_png, classes=len(about.classes))
 
     def samples() -> Iterator[np.ndarray]:
-        for file, name in zip(files, relative_names(files, root), strict=True):
+        for file, name in zip(files, pixels.relative_names(files, root), strict=True):
             with corruption_named(file):
                 content = file.read_bytes()
-                image = np.asarray(open_image(content, orientation=about.orientation)[0])
+                image = np.asarray(pixels.open_image(content, orientation=about.orientation)[0])
             target = PurePosixPath(name).with_suffix(".png")
             parts = _samples_of(image, about)
             pictures.append(_Picture(name, image.shape[:2], len(parts), target, save))
             yield parts
 
-    stored = _on_disk(samples())
-    return pictures, stored
+    return pictures, _on_disk(samples())
 
 
 def _scans(files: Sequence[Path], root: Path, about: About) -> _Pictures:
     """Returns volumes in NIfTI, whose slices become samples as in training."""
-    options = {"crop": about.crop, "plane": about.plane, "window": tuple(about.window)}
-    slices = Slices(about.shape[0], about.channels, **options)
+    window = tuple(about.window)
+    slices = volumes.Slices(about.shape[0], about.channels, about.crop, about.plane, window)
     pictures = []
-    for file, name in zip(files, relative_names(files, root), strict=True):
-        shape, millilitres = shape_of(file, slices)
-        save = partial(save_mask, image=file, plane=slices.plane)
+    for file, name in zip(files, pixels.relative_names(files, root), strict=True):
+        shape, millilitres = volumes.shape_of(file, slices)
+        save = partial(volumes.save_mask, image=file, plane=slices.plane)
         pictures.append(_Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
-    return pictures, _on_disk(slices_of(file, slices) for file in files)
+    return pictures, _on_disk(volumes.slices_of(file, slices) for file in files)
 
 
 def _samples_of(image: np.ndarray, about: About) -> np.ndarray:
     """Returns the tiles [n, H, W, C] of an image [h, w, C], or the stretched image [1, H, W, C]."""
     if about.masks == TILES:
-        return cut(image, about.shape[0])[0]
-    return np.asarray(resized(image[None], about.shape))
+        return pixels.cut(image, about.shape[0])[0]
+    return np.asarray(pixels.resized(image[None], about.shape))
 
 
 def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
     """Returns bytes u8[n, H, W, C] one after the other as an array on the disk, u8[N, H, W, C]."""
-    # Samples are predicted in a random order, so each image is decoded once, and memory stays
-    # small.
+    # Samples are predicted in a random order, and each image is decoded once, in little memory.
     with TemporaryFile() as file:
         for batch in samples:
             file.write(np.ascontiguousarray(batch))
@@ -265,7 +235,13 @@ def _write_masks(pictures: _Pictures, predict: Predictor, about: About, out: Pat
     images, classes = pictures[0], about.classes
     areas, masks = np.zeros((len(images), len(classes)), np.int64), {}
     with new_folder(out, "--out") as folder:
-        _reserve(folder, images)
+        for file in filter(None, (image.file for image in images)):
+            try:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).touch(exist_ok=False)
+            # Also a folder a.png beside an image a.jpg, and, on some systems, A.jpg beside a.jpg.
+            except (FileExistsError, NotADirectoryError) as error:
+                raise ValueError(f"two images have the mask {str(file)!r}: rename one") from error
         for k, mask in _predicted(pictures, predict, about):
             areas[k] = np.bincount(mask.ravel(), minlength=len(classes))
             if images[k].save:
@@ -276,20 +252,6 @@ def _write_masks(pictures: _Pictures, predict: Predictor, about: About, out: Pat
             stacked = np.stack([masks[k] for k in range(len(images))])
             np.savez_compressed(folder / _MASKS, masks=stacked, classes=np.array(classes))
         _write_areas(folder / _AREAS, images, classes, areas)
-
-
-def _reserve(folder: Path, images: Sequence[_Picture]) -> None:
-    """Makes an empty file for each mask; raises ValueError if two need one place."""
-    for name, file in ((image.name, folder / image.file) for image in images if image.file):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(exist_ok=False)
-        # Also a folder a.png beside an image a.jpg, and, on some systems, A.jpg beside a.jpg.
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ValueError(
-                f"the mask of image {name!r} needs the place of another image's mask, "
-                f"{str(file.relative_to(folder))!r}: rename one, or predict one folder at a time"
-            ) from error
 
 
 def _predicted(
@@ -310,8 +272,8 @@ def _predicted(
                 continue
             mask = np.stack([part for _, part in sorted(waiting.pop(k).items())])
             if about.masks == TILES:
-                places = cut(np.empty(shape, bool), about.shape[0])[1]  # of the size alone
-                yield k, put_together(mask, places, shape)
+                places = pixels.cut(np.empty(shape, bool), about.shape[0])[1]  # of the size alone
+                yield k, pixels.put_together(mask, places, shape)
             else:
                 yield k, mask.reshape(shape)
 
@@ -322,7 +284,8 @@ def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.n
     if about.masks == TILES:
         return probabilities.argmax(-1).astype(np.uint8)
     inner = (about.crop, about.crop) if about.crop and len(shape) == 3 else size
-    return uncropped(_stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
+    mask = _stretched(probabilities, *inner).argmax(-1).astype(np.uint8)
+    return volumes.uncropped(mask, size)
 
 
 def _stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -358,8 +321,7 @@ def _write_areas(
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("image", "class", "pixels", "share", *["ml"] * sized))
         for image, row in zip(images, areas.tolist(), strict=True):
-            for name, pixels in zip(classes, row, strict=True):
-                ml = [f"{pixels * image.millilitres:.6g}"] if sized else []
-                table.writerow(
-                    (cell(image.name), cell(name), pixels, f"{pixels / sum(row):.6g}", *ml)
-                )
+            for name, area in zip(classes, row, strict=True):
+                ml = [f"{area * image.millilitres:.6g}"] if sized else []
+                share = f"{area / sum(row):.6g}"
+                table.writerow((cell(image.name), cell(name), area, share, *ml))

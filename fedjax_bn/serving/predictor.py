@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.engine.dtypes import parameter_dtype
@@ -24,24 +23,46 @@ PyTree = Any
 class Predictor(NamedTuple):
     """A model with its preprocessing, for one client's images: all at once, or in a stream."""
 
+    variables: PyTree
     start: Callable[[], PyTree]  # `start() -> carry`, the carry before the client's first batch
-    # `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`; f[B, H, W, C]
-    # of pixels if the model segments
-    step: Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
+    # `step(variables, carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`;
+    # f[B, H, W, C] of pixels if the model segments
+    step: Callable[..., tuple[jax.Array, PyTree]]
     # raises ValueError for images [N, ...] of another form than the model was trained on
     check: Callable[[np.ndarray], None]
     batch_size: int  # B
-    # the seed of the random order in which a call passes its images; -1 keeps the given order, see
-    # `adaptation.choice.choose_adaptation`
-    order: int
+    order: int  # the seed of the order in which a call passes images; -1 keeps the order given
+
+    @classmethod
+    def by_choice(
+        cls,
+        choice: Choice,
+        variables: Variables,
+        prepare: Prepare,
+        check: Callable[[np.ndarray], None] = lambda images: None,
+    ) -> Self:
+        """Returns a predictor by an adaptation; `prepare` gives the model stored images."""
+
+        def step(
+            variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array
+        ) -> tuple[jax.Array, PyTree]:
+            images = prepare(jnp.asarray(images), parameter_dtype(variables))
+            outputs, carry = choice.adaptation.predict(variables, carry, images, valid)
+            axes = getattr(outputs, "ndim", 0)
+            if axes not in (2, 4):
+                raise ValueError("outputs are no logits f[B, classes] or f[B, H, W, classes]")
+            return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
+
+        variables = predicting(variables)  # an adaptation moves the parameters that predict
+        start = partial(choice.adaptation.init, variables)
+        return cls(variables, start, jax.jit(step), check, choice.batch_size, choice.order)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
 
         They are f[N, H, W, C], of each pixel, if the model segments, with the background first.
-        The adaptation gets the images in batches, in the order of `order`, as in `evaluate`.
-
-        Raises ValueError if there are no images, or their form is not that of the training images.
+        The adaptation gets batches in the order of `order`, as in `evaluate`. Images of another
+        form than those of the training, or none, are a ValueError.
         """
         images = np.asarray(images)
         return self.predict(len(images), images.__getitem__)
@@ -73,7 +94,8 @@ class Predictor(NamedTuple):
             count = len(images)
             # Padding gives all batches one shape, so that `step` compiles once.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
-            probabilities, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
+            valid = np.arange(self.batch_size) < count
+            probabilities, carry = self.step(self.variables, carry, filled, valid)
             yield np.asarray(probabilities)[:count]
 
 
@@ -90,53 +112,15 @@ def predictor(
         the method's own clients predict (`FederatedMethod.statistics`).
       batch_size: B, the size of the adaptation's batches, unless `adapt` sets another.
 
-    Raises:
-      ValueError: `adapt` is unknown or does not suit the model, the method has no model, or the
-        variables are those of all clients.
+    Raises ValueError if the method has no model, `adapt` does not suit it, or the variables are
+    those of all clients.
     """
     if method.learned is None:
-        raise ValueError(
-            "this method does not say what it has learned: make it by a function of "
-            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
-        )
+        raise ValueError("the method has no model: make it with `methods.learning.learning`")
     model = method.learned.model
     if adapt is None:
         choice = Choice(of_clients(model, method.statistics), batch_size, order=-1)
     else:
         choice = choose_adaptation(adapt, model, batch_size)
     # The method does not know the form of its images; `as_images` checks what holds for all.
-    return from_choice(choice, variables, method.learned.prepare, lambda images: None)
-
-
-def from_choice(
-    choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
-) -> Predictor:
-    """Returns a predictor by an adaptation; see `Predictor` and `step_of` for the arguments."""
-    variables = predicting(variables)  # an adaptation moves the parameters that predict
-    start = partial(choice.adaptation.init, variables)
-    step = partial(jax.jit(step_of(choice.adaptation, prepare)), variables)
-    return Predictor(start, step, check, choice.batch_size, choice.order)
-
-
-def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
-    """Returns `step(variables, carry, images, valid) -> (probabilities, carry)`.
-
-    Probabilities are f[B, classes], or f[B, H, W, classes] of pixels, with the background first; a
-    single logit of a pixel is that of the one class beside it. The step raises ValueError if the
-    model's outputs have another form. `prepare` converts stored images to the model's inputs.
-    """
-
-    def step(
-        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array
-    ) -> tuple[jax.Array, PyTree]:
-        images = prepare(jnp.asarray(images), parameter_dtype(variables))
-        outputs, carry = adaptation.predict(variables, carry, images, valid)
-        axes = getattr(outputs, "ndim", 0)
-        if axes not in (2, 4):
-            raise ValueError(
-                "the model's outputs are not logits f[B, classes] or f[B, H, W, classes], of which "
-                "probabilities are made: pass batches through adaptation.predict itself"
-            )
-        return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
-
-    return step
+    return Predictor.by_choice(choice, variables, method.learned.prepare)

@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import runs
-from fedjax_bn.arguments.errors import ConfigError, WorkdirError
+from fedjax_bn.arguments.errors import ConfigError, UserError, WorkdirError
 from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in, packed, record_in, recorded
-from fedjax_bn.flower.server import TooFewError, serve
+from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
 from fedjax_bn.flower.site import load_own, save_own
 from fedjax_bn.state import Own
@@ -86,8 +86,8 @@ HUGE = "é\n\u202e" * 400_000
                 FORM.replace("}", ', "classes": [1, 2, 3]}'),
             )
         ),
-        (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
-        (saying(0, change=lambda c: c.update(header=MetricRecord())), "but it holds nothing"),
+        (saying(0, change=lambda c: c.pop("about")), "message's about"),
+        (saying(0, change=lambda c: c.update(header=MetricRecord())), "message's header"),
         (lambda message: Message(Error(3, HUGE), reply_to=message), "it failed: "),
         (ValueError("bytes that Flower cannot read"), "its reply cannot be read: bytes"),
     ],
@@ -202,8 +202,8 @@ LIES = [
     ("is float64[8000000]", changed(shared__params__out__bias=lambda x: np.zeros(8_000_000))),
     ("is complex128", changed(shared__params__out__bias=lambda x: x[BIAS] * 1j)),
     ("norm of its update", changed(shared__params__out__bias=lambda x: x[BIAS] + 1e300)),
-    ("arrays of 20000", many),
-    ("the records []", no_arrays),
+    ("one record 'arrays'", many),
+    ("one record 'arrays'", no_arrays),
 ]
 
 
@@ -335,5 +335,5 @@ def test_two_clients_of_different_forms_write_nothing(folder, tmp_path):
         serve(grid, run_of(config), folder)
     assert not (tmp_path / "server" / "config.json").exists()
     del grid.nodes[11]
-    with pytest.raises(TooFewError):
+    with pytest.raises(UserError, match="1 of 2 clients"):
         serve(grid, run_of(config), folder)

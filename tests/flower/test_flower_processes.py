@@ -33,8 +33,6 @@ on_linux = pytest.mark.skipif(
 SCAFFOLD = "method=scaffold,share=all_but_batch_norm"
 START = ("start", "-n", "2", 'report="sizes,losses"')
 LATE = 60.0  # seconds for which a round waits for a client that is slow or dead
-
-
 LAUNCH = runs.ROOT / "launch" / "flower"
 LIMIT = 900  # seconds for a federation of two rounds
 NAMES = ("superlink", "client-0", "client-1", "liar")  # in the order of `pids`, with these logs
@@ -82,11 +80,7 @@ def free_ports(count: int) -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             first = probe.getsockname()[1]
-        taken = []
-        for port in range(first, first + count):
-            with socket.socket() as one:
-                taken.append(one.connect_ex(("127.0.0.1", port)) == 0)
-        if not any(taken) and first + count < 65536:
+        if first + count < 65536 and not any(map(listens, range(first, first + count))):
             return first
 
 
@@ -126,14 +120,9 @@ def wait_for_rounds(process, workdir, rounds):
     wait_for(lambda: len(records_in(workdir)) >= rounds, process)
 
 
-def wait_for_port(federation):
-    """Until the SuperLink listens."""
-
-    def listens():
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", int(federation.environment["PORT"]))) == 0
-
-    wait_for(listens)
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def pids_of(federation) -> dict[str, int]:
@@ -316,7 +305,7 @@ def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same
     process.communicate()
     before = records_in(workdir)
     begin(federation, "superlink", command)
-    wait_for_port(federation)
+    wait_for(lambda: listens(int(federation.environment["PORT"])))
     process = start(federation, workdir, changes)
     wait_for_rounds(process, workdir, 2)
     process.communicate(timeout=LIMIT)

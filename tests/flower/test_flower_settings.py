@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.errors import ConfigError, UserError
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run.files import finished_run
 
@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
-from fedjax_bn.flower.server import TooFewError, serve
+from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
 from fedjax_bn.flower.site import load_own, open_site
 from fedjax_bn.sharing import join
@@ -58,7 +58,7 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_the
     """Then the server holds their mean with the round's weights, for unseen clients."""
     changes = "method=fedbn,rounds=1"
     config = run_config(tmp_path / "server", changes, serve_unseen=True, time_limit=0.1)
-    with pytest.raises(TooFewError, match="0 of 2 clients are there"), caplog.at_level(30, "flwr"):
+    with pytest.raises(UserError, match="0 of 2 clients are there"), caplog.at_level(30, "flwr"):
         serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
     assert "set serve-unseen=true in its node config" in caplog.text
 

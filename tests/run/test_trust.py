@@ -151,7 +151,7 @@ def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_p
         text=True,
     )
     (line,) = done.stderr.splitlines()
-    assert "'evil:f' was not served with" in line
+    assert "'evil:f' is not of this library" in line
     assert not list(served.glob("*-ran"))
 
 
@@ -249,7 +249,7 @@ def test_a_model_with_linear_algebra_is_refused_when_it_is_exported(whole, tmp_p
         return jnp.linalg.qr(images[:, 0, :, :])[0].reshape(len(images), -1), carry
 
     choice = Choice(Adaptation(lambda variables: (), factored), 4, 0)
-    variables, about = {"params": {"x": jnp.ones(1)}}, served_folder.read_about(whole)
+    variables, about = {"params": {"x": jnp.ones(1)}}, served_folder.About.read(whole)
     with pytest.raises(ValueError, match="custom call"):
         served_folder.write_served(tmp_path / "x", about, variables, {"own:qr": choice})
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from fedjax_bn.models import UNet
 from fedjax_bn.run.files import finished_run
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving import load, predict
-from fedjax_bn.serving.predictor import from_choice
+from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.task import segmentation
 
 DATA = square_masks.dataset()
@@ -277,7 +277,7 @@ def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_backgr
     model, prepare = UNet(num_classes=1, width=2, levels=1), standardize(0.4, 0.3)
     variables = model.init(jax.random.key(0), jnp.zeros((2, 16, 16, 3)))
     choice = choose_adaptation(adapt, model, 4)
-    found = from_choice(choice, variables, prepare, lambda images: None)(UNSEEN.images)
+    found = Predictor.by_choice(choice, variables, prepare)(UNSEEN.images)
     assert found.shape == (13, 16, 16, 2)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
     asked = about("resize", form=served_folder.FORM, model="my_model:Net", dtype="uint8")
