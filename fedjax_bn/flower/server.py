@@ -42,8 +42,7 @@ from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.experiment.build import describe_privacy
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
-from fedjax_bn.run.files.ownership import claim, owned
-from fedjax_bn.run.train import resume
+from fedjax_bn.run.files.ownership import claim, owned, resume
 from fedjax_bn.sharing import OWN
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.availability import draw_cohort

@@ -21,6 +21,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.run import train
+from fedjax_bn.run.files import ownership
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.population import start_population
@@ -174,7 +175,7 @@ def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path,
     assert len(recorded.images) > 20
     for number, image in enumerate(recorded.images[::-every]):
         folder = lay(image, tmp_path / str(number))
-        state, records = train.resume(folder, start)
+        state, records = ownership.resume(folder, start)
         rounds = int(state.round)
         assert records == lines[:rounds] == runs.lines(folder)
         if rounds:

@@ -3,15 +3,20 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
+from jax.sharding import Mesh
 
 from fedjax_bn.arguments.errors import WorkdirError
-from fedjax_bn.training import workdir
-from fedjax_bn.training.workdir import CLAIM, RANDOM, Record
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.evaluation.answers import Keep, write_answers
+from fedjax_bn.training.experiment import Plan
+from fedjax_bn.training.processes import by_first, held_by_first, require_same
+from fedjax_bn.training.workdir import CLAIM, RANDOM, SUMMARY, Record
 
 LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
@@ -21,6 +26,78 @@ _MAY_DIFFER = {
     *("compilation_cache", "data.cache", "data.device_megabytes", "mesh.batch", "mesh.clients"),
     *("predictions", "profile", "rounds"),  # of rounds see `claim`
 }
+
+
+class RunFiles(NamedTuple):
+    """The workdir of one run, from the claim to the summary.
+
+    All processes of a run call these methods in the same order. Only the first one reads and
+    writes; the others receive what it has read, and its errors.
+    """
+
+    folder: Path
+    plan: Plan
+    about: Record  # see `claim`
+
+    def finished(self) -> Record | None:
+        """Returns the summary of a finished run, else None; another run's folder is refused.
+
+        A run that is given more rounds has not finished, but one that ran out of patience has.
+        """
+        require_same("the configuration", self.plan.keys)
+        require_same("the data", self.about["data"])
+
+        def read() -> Record | None:
+            claim(self.folder, self.plan.keys, self.about, self.plan.follows, write=False)
+            path = self.folder / "summary.json"
+            summary = workdir.read_json(path, SUMMARY) if path.exists() else {"rounds": 0}
+            ended = summary["rounds"] >= self.plan.rounds or summary.get("stopped_early", False)
+            return summary if ended else None
+
+        return by_first(read)
+
+    @contextmanager
+    def continued(
+        self, start: Callable[[], Any], mesh: Mesh | None, say: Callable[[str], None]
+    ) -> Iterator[tuple[Any, list[Record]]]:
+        """Owns the folder, and yields the state from which the run continues, and its records."""
+        with held_by_first(owned(self.folder)):
+            plan = self.plan
+            if note := by_first(lambda: claim(self.folder, plan.keys, self.about, plan.follows)):
+                say(note)
+            state, records = resume(self.folder, start, mesh)
+            if records:
+                say(f"continuing from round {len(records)} of {plan.rounds} in {self.folder}")
+            yield state, records
+
+    def finish(self, summary: Record, answers: Keep) -> None:
+        """Writes the unseen clients' answers, if there are any, and marks the run as finished."""
+
+        def write() -> None:
+            write_answers(self.folder, answers, self.plan.predictions)
+            checkpoint.delete_earlier(self.folder)
+            workdir.write_json(self.folder / "summary.json", summary)
+
+        by_first(write)
+
+
+def resume(
+    folder: Path, start: Callable[[], Any], mesh: Mesh | None = None
+) -> tuple[Any, list[Record]]:
+    """Returns the state from which a workdir's run continues, and the records up to it.
+
+    Records of later rounds are dropped. A damaged workdir is a WorkdirError or CheckpointError.
+    """
+    path = folder / "metrics.jsonl"
+    recorded = by_first(lambda: workdir.rounds_recorded(path))
+    state = checkpoint.latest_state(folder, start, recorded, mesh)
+
+    def read() -> list[Record]:
+        records = workdir.read_lines(path, int(state.round))
+        workdir.keep_lines(path, records)
+        return records
+
+    return state, by_first(read)
 
 
 @contextmanager
@@ -72,9 +149,11 @@ def _name(folder: Path) -> str:
 
 
 def claim(
-    folder: Path, config: Record, about: Record, follows: str = "", write: bool = True
-) -> None:
+    folder: Path, config: Mapping[str, Any], about: Record, follows: str = "", write: bool = True
+) -> str:
     """Makes a folder the workdir of one configuration, or checks that it is already.
+
+    Returns a message on what has changed since the first start but may change, or "".
 
     Args:
       config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
@@ -94,7 +173,7 @@ def claim(
             )
         if write:
             workdir.write_json(path, {"config": config, **about})
-        return
+        return ""
     recorded = workdir.read_json(path, CLAIM)
     record = json.loads(json.dumps({"config": config, **about}))  # tuples are lists there
     was, rounds = recorded["config"].get("rounds"), config["rounds"]
@@ -118,13 +197,15 @@ def claim(
         problem = f"has made {rounds_played} rounds already: give more than rounds={rounds}"
     if problem:
         raise WorkdirError(f"{folder} {problem}")
+    note = workdir.difference(folder, about) if write else ""
     if not write or was == rounds:
-        return
+        return note
     promised = {name: about[name] for name in ("privacy",) if name in about}
     # The profiled round of an earlier start may be above the new number of rounds.
     changed = {"rounds": rounds, "profile": config["profile"]}
     workdir.write_json(path, {**recorded, **promised, "config": {**recorded["config"], **changed}})
     (folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
+    return note
 
 
 def _differences(earlier: Record, record: Record) -> list[str]:
