@@ -52,12 +52,10 @@ def main(argv: list[str], own_modules: bool = False) -> None:
             sys.path.append("")
         COMMANDS[options.command](options, changes)
         sys.stdout.flush()  # a full disk shows itself here at the latest
-    except InterruptedRun as stop:
-        _fail(str(stop), status=130)
-    except KeyboardInterrupt:  # if `main` is called without `command`, as in a notebook
+    except KeyboardInterrupt:  # before or after the rounds
         _fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), 130 if isinstance(error, InterruptedRun) else 2)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise

@@ -55,8 +55,7 @@ _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which 
 def write_report(folder: Path) -> None:
     """Writes report.html of a finished run and its baselines, and plots of its adaptations.
 
-    Raises:
-      WorkdirError: the folder holds no finished run, or a damaged one.
+    A folder without a finished run, or with a damaged one, is a WorkdirError.
     """
     runs, notes = find_runs([folder])
     run, *_ = runs
@@ -67,15 +66,11 @@ def write_report(folder: Path) -> None:
 
 
 def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
-    """Writes a report on all finished runs in folders, and its tables in text files beside it.
+    """Writes a report on all finished runs in folders, at any depth; returns the files' paths.
 
     Args:
-      folders: workdirs, or folders of workdirs at any depth.
-      out: the path of the page; the tables go beside it as .md, .csv and .tex.
+      out: the path of the page; its tables go beside it as .md, .csv and .tex.
       baseline: the method, or the label of the variant, with which others are compared.
-
-    Returns:
-      The paths of the files.
 
     Raises:
       WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
@@ -98,8 +93,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
     by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_kind.setdefault((run.summary["dataset"], run.score), []).append(run)
-    datasets = [dataset for dataset, _ in by_kind]
-    groups = {}
+    datasets, groups = [dataset for dataset, _ in by_kind], {}
     for (dataset, score), group in by_kind.items():
         variants, notes = variants_of(group)
         name = dataset if datasets.count(dataset) == 1 else f"{dataset}, {score}"
@@ -110,8 +104,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
     several = len(groups) > 1  # then details are folded, or the tables would be far apart
-    tables_of_all = []
-    details = []
+    tables_of_all, details = [], []
     for name, (variants, left_out, tables) in groups.items():
         if several:
             tables_of_all.append(block("heading", name, 2))
@@ -175,8 +168,8 @@ def _class_names(run: Run) -> list[str]:
 
 def _summed_confusions(run: Run, adaptation: str) -> np.ndarray | None:
     """Returns the summed confusions i64[C, C] of all clients, or of all unseen domains, or None."""
-    rows = [answered.confusion for key, answered in run.answers.items() if key[1] == adaptation]
-    matrices = [matrix for matrix in rows if matrix is not None]
+    answers = [answered for key, answered in run.answers.items() if key[1] == adaptation]
+    matrices = [answered.confusion for answered in answers if answered.confusion is not None]
     return np.sum(matrices, axis=0) if matrices else None
 
 
@@ -193,9 +186,8 @@ def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> 
     order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
     pairs = zip(*np.unravel_index(order, mistaken.shape), strict=True)
     rows = [(names[i], names[j], mistaken[i, j]) for i, j in pairs if mistaken[i, j]]
-    return [
-        block("sortable_table", f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
-    ]
+    title = f"{title}: most frequent confusions"
+    return [block("sortable_table", title, ["is", "answer", "n"], rows)]
 
 
 def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
@@ -203,7 +195,7 @@ def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
     blocks = []
     for (name, adaptation), answered in list(run.answers.items())[:_ROWS]:
         if answered.mistakes:
-            whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
+            whom = heading((name, adaptation)) if adaptation else of_part(name, run.part())
             pictures = [_picture(mistake, names) for mistake in answered.mistakes]
             blocks += [block("paragraphs", [whom], "soft"), block("group", pictures, "mistakes")]
     return [block("heading", "Most confident mistakes"), *blocks] if blocks else []
@@ -284,17 +276,18 @@ def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
 
 def _distances_of(run: Run) -> list[Markup]:
     """Returns a run's heat maps, a row of two rounds for each kind; [] if it wrote no distances."""
-    moments = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
+    stored = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
+    stored = {title: arrays for title, arrays in stored.items() if arrays}
     rows = []
     for kind, title in _TITLES.items():
-        matrices = {moment: stored[kind] for moment, stored in moments.items() if stored}
-        finite = [matrix[np.isfinite(matrix)] for matrix in matrices.values()]
+        finite = [arrays[kind][np.isfinite(arrays[kind])] for arrays in stored.values()]
         if any(map(len, finite)):
-            scale = {"greatest": float(np.concatenate(finite).max())}  # one for both rounds
+            greatest = float(np.concatenate(finite).max())  # one for both rounds
             maps = []
-            for moment, matrix in matrices.items():
-                names = (moments[moment][key].tolist() for key in ("layers", "clients"))
-                maps.append(heat_map(f"{title}, {moment}", *names, matrix, **scale))
+            for moment, arrays in stored.items():
+                names = (arrays[key].tolist() for key in ("layers", "clients"))
+                distances = arrays[kind]
+                maps.append(heat_map(f"{title}, {moment}", *names, distances, greatest=greatest))
             rows.append(block("group", maps, "side"))
     return rows
 
@@ -349,11 +342,10 @@ def _runs_section(variants: Sequence[Variant]) -> list[Markup]:
     costs = []
     for label, run in runs:
         summary, sent = run.summary, run.summary.get("traffic", {})
+        minutes = sum(record["seconds"] for record in run.records) / 60
         row = [label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]]
-        row.append(f"{summary['seconds_per_round']:.3g}")
-        row.append(f"{sum(record['seconds'] for record in run.records) / 60:.1f}")
-        row.append(f"{summary['compile_seconds']:.3g}")
-        row.append(f"{summary['samples_per_second']:.0f}")
+        row += [f"{summary['seconds_per_round']:.3g}", f"{minutes:.1f}"]
+        row += [f"{summary['compile_seconds']:.3g}", f"{summary['samples_per_second']:.0f}"]
         row += [f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")]
         costs.append([*row, TableCell(run.folder, style="text")])
     commands = dict.fromkeys(_command(run) for _, run in runs)
@@ -366,24 +358,23 @@ def _machine(run: Run) -> str:
     """Returns the versions and devices of a run as a sentence."""
     machine = run.about.get("machine", {})
     versions = ", ".join(f"{name} {n}" for name, n in run.about.get("versions", {}).items())
-    parts = [machine.get(key) for key in ("device_kind", "cpu", "cores", "mesh")]
-    hardware = ", ".join(str(part) for part in parts if part)
+    parts = filter(None, map(machine.get, ("device_kind", "cpu", "cores", "mesh")))
+    hardware = ", ".join(map(str, parts))
     return f"{versions}; on {', '.join(run.about.get('devices', ()))} ({hardware})"
 
 
 def _command(run: Run) -> str:
     """Returns the shortest command that sets a run's configuration, from a packaged config."""
-    config = run.config
-    commands = []
+    config, commands = run.config, []
     for name in packaged_configs():
         values = packaged(name)
         # the command line cannot set a key back to None, so such configs are left out
         if all(config.get(key) is not None for key, value in values.items() if value is not None):
             changes = {key: value for key, value in config.items() if values.get(key) != value}
-            commands.append((len(changes), name, sorted(changes.items())))
+            commands.append((len(changes), name, changes))
     _, name, changes = min(commands, key=lambda command: command[:2])
-    parts = []
-    for key, value in changes:
+    parts = [f"--config {name}"]
+    for key, value in sorted(changes.items()):
         value_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"--config.{key}={shlex.quote(value_text)}")
-    return " ".join(("fedjax-bn", "--config", name, *parts))
+    return " ".join(("fedjax-bn", *parts))

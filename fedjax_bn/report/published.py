@@ -1,8 +1,7 @@
 """Reads the papers' published numbers, and finds those that a report shows beside its cells.
 
-`paper_results.csv` has the numbers, a line for each cell of a table. `paper_protocols.json` has the
-configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
-sweeps, which define how every table is made.
+`paper_results.csv` has a line for each cell of a table, `paper_protocols.json` the configuration
+and the test of each row, which `launch/sweeps/coverage.py --protocols` writes from the sweeps.
 """
 
 import csv
@@ -69,14 +68,12 @@ def cells() -> tuple[PublishedNumber, ...]:
 def published(**fields: str) -> tuple[PublishedNumber, ...]:
     """Returns the numbers whose fields have given values: published(paper="FedBN", table="11").
 
-    Raises:
-      ValueError: no number has the given value of a field.
+    A value that no number has is a ValueError.
     """
     for field, value in fields.items():
-        valid = {getattr(number, field) for number in cells()}
+        valid = sorted({str(getattr(number, field)) for number in cells()})
         if value not in valid:
-            allowed = ", ".join(sorted(map(str, valid)))
-            raise ValueError(f"no published {field} is {value!r}; there are {allowed}")
+            raise ValueError(f"no published {field} is {value!r}; there are {', '.join(valid)}")
     return tuple(n for n in cells() if all(getattr(n, f) == v for f, v in fields.items()))
 
 
@@ -167,8 +164,7 @@ def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
             for changes in row["changes"]:
                 planned = packaged(protocol.config) | protocol.changes | changes
                 rules = _rules(planned["method"], planned)
-                training = _Training(protocol, numbers, row["adaptation"], rules, planned)
-                trainings.append(training)
+                trainings.append(_Training(protocol, numbers, row["adaptation"], rules, planned))
     return trainings
 
 

@@ -1,9 +1,9 @@
 """Computes tables of scores with intervals from runs, and their differences to a baseline.
 
 A score is a mean over seeds. Its 95 % interval is over seeds (Student's t) if there are several,
-else over the tested samples of the one seed. The same holds for the difference to the baseline,
-which is paired by seed where both have the seed, because runs of one seed share data and initial
-weights. A difference is over the clients that both rows have in all seeds.
+else over the tested samples of the one seed. So is that of the difference to the baseline, which is
+paired by seed, because runs of one seed share data and initial weights, and is over the clients
+that both rows have in all seeds.
 
 A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
 Stat. Assoc. 22, 1927). The method of Zou and Donner ("MOVER", Stat. Med. 27, 2008) combines them:
@@ -23,6 +23,7 @@ from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.runs import Run, Variant, relevant
 from fedjax_bn.training.records import QUANTILES, Record
+from fedjax_bn.training.score_tables import heading
 
 MEAN = "mean"
 _MANY = 8  # a table with more rows is sorted by score
@@ -177,7 +178,7 @@ class Row(NamedTuple):
     @property
     def label(self) -> str:
         """The name of the row in a table."""
-        return f"{self.variant} [{self.adaptation}]" if self.adaptation else self.variant
+        return heading((self.variant, self.adaptation))
 
 
 class Table(NamedTuple):
@@ -211,18 +212,17 @@ class Table(NamedTuple):
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     """Returns the table of internal clients, and the table of unseen domains if there are any.
 
-    Args:
-      variants: those of one data set.
-      baseline: the label or the method of a variant, else a ConfigError; "" takes fedavg, or else
-        the last variant.
+    `variants` are of one data set. `baseline` is the label or the method of one of them, else there
+    is a ConfigError; "" takes fedavg, or else the last variant.
     """
     methods = {variant.label: variant.method for variant in variants}
     name = baseline or "fedavg"
     fitting = [label for label in methods if name in (label, methods[label])]
     if baseline and not fitting:
         dataset = variants[0].runs[0].summary["dataset"]
-        message = f"the baseline {baseline!r} is the method of no run on {dataset}"
-        raise ConfigError(message + nearest(baseline, methods))
+        raise ConfigError(
+            f"--baseline={baseline!r} is no run on {dataset}{nearest(baseline, methods)}"
+        )
     chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {
@@ -246,12 +246,9 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     several = len({run.target for run in runs}) > 1
     for run in runs:
         clients = dict(run.summary["accuracy"]["internal"])
-        mean = _score(run, clients.pop(MEAN), clients)
-        if several:
-            scores.setdefault(f"mean without {run.target or 'none'}", {})[run.seed] = mean
-            continue
-        scores.setdefault(MEAN, {})[run.seed] = mean
-        for client, value in clients.items():
+        column = f"mean without {run.target or 'none'}" if several else MEAN
+        scores.setdefault(column, {})[run.seed] = _score(run, clients.pop(MEAN), clients)
+        for client, value in () if several else clients.items():
             scores.setdefault(client, {})[run.seed] = _score(run, value, {client: value})
     return _with_mean(scores) if several else scores
 
@@ -288,20 +285,16 @@ def _with_mean(scores: _Scores) -> _Scores:
 
 def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
     """Returns a score, with the shares of the clients or domains whose mean it is."""
-    shares = {}
+    shares, population = {}, ""
     # Quantiles of many clients compare only with those of the same clients.
-    population = ""
     if not adaptation and QUANTILES.keys() <= run.summary["accuracy"]["internal"].keys():
         population = f"{run.about.get('form', {}).get('clients')} {run.config['clients']}"
     for name, percent in parts.items():
         answers = run.answers.get((name, adaptation))
         right = answers.right if answers else None
-        shares[population, name] = _Share(_number(percent), run.tested(name, adaptation), right)
-    return _Score(_number(value), shares, run.about["data"])
-
-
-def _number(percent: float | None) -> float:
-    return float("nan") if percent is None else percent
+        percent = math.nan if percent is None else percent
+        shares[population, name] = _Share(percent, run.tested(name, adaptation), right)
+    return _Score(math.nan if value is None else value, shares, run.about["data"])
 
 
 def _table(
@@ -329,8 +322,8 @@ def _table(
         part = part_of_all(run.part(name) for run in runs[label])
         sizes = tuple(dict.fromkeys(run.size for run in runs[label] if run.size))
         table_rows.append(Row(run.method, label, adaptation, cells, config, data, part, sizes))
-    named = Row("", *baseline, {}).label  # the baseline may have no row in this table
-    table = Table(name, dataset, score, columns, tuple(table_rows), named)
+    # The baseline may have no row in this table.
+    table = Table(name, dataset, score, columns, tuple(table_rows), heading(baseline))
     order = table.ranked(columns[0])
     best, *followers = (rows[row.variant, row.adaptation][columns[0]] for row in order)
     gaps = [_difference(best, seeds, proportions)[0] for seeds in followers]

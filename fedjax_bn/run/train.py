@@ -48,11 +48,11 @@ from fedjax_bn.training.workdir import describe_machine
 
 
 def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], None]) -> None:
-    """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
+    """Trains a method and its baselines, writes reports and prints tables.
 
-    With `target=each`, `folder` has one workdir for each target, and a table of all targets,
-    targets.json. `write_report` makes the plots and the page of a finished run's folder. Of several
-    processes only the first one writes and prints.
+    With `target=each` it leaves out each domain in turn: `folder` has a workdir for each target,
+    and a table of all of them, targets.json. `write_report` makes the plots and the page of a
+    finished run's folder. Of several processes only the first one writes and prints.
     """
     say: Callable[[str], None] = print if first() else lambda text: None
     if config.target != "each":
@@ -69,11 +69,9 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     if not first():
         return
     rows = score_tables.by_target(by_target)
-    content = {
-        "targets": list(by_target),
-        "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
-    }
+    table = [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()]
     with owned(folder, wait=True):
+        content = {"targets": list(by_target), "accuracy": table}
         workdir.write_json(folder / "targets.json", content)
     named = {score_tables.heading(key): row for key, row in rows.items()}
     score = next(iter(by_target.values()))[0].get("score", "accuracy")
@@ -223,10 +221,8 @@ def _train(
     )
     train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
     if stop.asked:
-        raise InterruptedRun(
-            f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
-            "give the same command to continue"
-        )
+        fact = f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}"
+        raise InterruptedRun(f"{fact}: give the same command to continue")
     return compile_seconds
 
 

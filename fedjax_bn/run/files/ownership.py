@@ -107,9 +107,8 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
     With `wait`, another owner has `PATIENCE` seconds to end. A folder that another process owns,
     or that cannot be written to, is a WorkdirError.
     """
-    # The lock is the kernel's (flock): it ends with the process, however the process ends, and
-    # holds between hosts on NFS. If a file system has no flock, filelock uses a file, which stays
-    # after a kill on another host.
+    # The lock is the kernel's (flock), which ends with the process and holds between hosts on NFS.
+    # Without flock, filelock uses a file, which stays after a kill on another host.
     with workdir.faults_named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, timeout=PATIENCE if wait else 0)
@@ -117,8 +116,8 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
             lock.acquire(poll_interval=0.02)
         except Timeout as error:
             raise WorkdirError(
-                f"{folder} is in use by {_name(folder)}: wait until it has ended, or give another "
-                f"--workdir (without flock, delete {folder / LOCK} after a kill)"
+                f"{folder} is in use by {_name(folder)}: wait, or give another --workdir (without "
+                f"flock, delete {folder / LOCK} after a kill)"
             ) from error
     try:
         workdir.write_json(folder / OWNER, {"host": socket.gethostname(), "pid": os.getpid()})
@@ -168,9 +167,7 @@ def claim(
         # A run that was killed before it wrote its config.json leaves only hidden files.
         files = [file for file in folder.glob("*") if file.name[0] != "."]
         if files or (folder.exists() and not folder.is_dir()):
-            raise WorkdirError(
-                f"{folder} holds no run, but is not an empty or new folder: give one by --workdir"
-            )
+            raise WorkdirError(f"{folder} holds other files: give a new folder by --workdir")
         if write:
             workdir.write_json(path, {"config": config, **about})
         return ""
@@ -181,13 +178,13 @@ def claim(
     problem = ""
     if differences := _differences(recorded, record):
         problem = (
-            f"belongs to a run of another configuration; these differ: {', '.join(differences)}. "
-            "Give another --workdir, or the old values to continue"
+            f"belongs to a run of another configuration, {', '.join(differences)}: give another "
+            "--workdir, or the old values to continue"
         )
     elif was != rounds and follows:
         problem = (
-            f"belongs to a run of {was} rounds, and {follows} follows from that number: give "
-            f"rounds={was}, or another --workdir, or start_from={folder} when it has finished"
+            f"belongs to a run of {was} rounds, from which {follows} follows: give rounds={was}, "
+            f"or another --workdir, or start_from={folder} when it has finished"
         )
     elif was != rounds and (
         rounds < rounds_played
