@@ -132,9 +132,7 @@ def _mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
     runs = [(variant, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs or runs[0][1].score != "accuracy":
         return []
-    names = _class_names(runs[0][1])
-    recall = {}
-    folds: list[Markup] = []
+    names, recall, folds = _class_names(runs[0][1]), {}, []
     for variant, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
@@ -144,9 +142,8 @@ def _mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
                 recall[f"{variant.label}, {whom}"] = np.where(count > 0, percent, np.nan)
         clients = f"{samples_of([variant], 'internal')} together"
         matrices = _confusions(clients, _summed_confusions(run, ""), names)
-        unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
-        for key, answered in unseen[:_ROWS]:
-            matrices += _confusions(heading(key), answered.confusion, names)
+        for key in [key for key in run.answers if key[1]][:_ROWS]:
+            matrices += _confusions(heading(key), run.answers[key].confusion, names)
         inside = [block("group", matrices, "side"), *_worst_mistakes(run, names)]
         title = f"{variant.label}, seed {run.seed}: classes (rows) by answers (columns)"
         folds.append(block("folded", title, inside, is_open=not folds))
@@ -218,20 +215,18 @@ def _picture(mistake: Mistake, names: Sequence[str]) -> Markup:
 
 def _masks_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
-    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
+    firsts = [(variant.label, variant.runs[0]) for variant in variants]
+    runs = [(f"{label}, seed {run.seed}", run) for label, run in firsts if run.masks]
     if not runs:
         return []
     about = block("explanation", "spread", samples_scored(variants))
     blocks = [block("heading", "Dice by volume"), about]
-    for label, run in runs:
-        blocks.append(picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [picture(f"Dice by volume, {title}", _draw_spread(run)) for title, run in runs]
     blocks += [block("heading", "Truth and prediction"), block("explanation", "truth")]
-    for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
-        title, masks = f"{label}, seed {run.seed}", _labelled(run, _PICTURED)
-        rows = {name: answered.pictures for name, answered in masks.items()}
-        drawn = overlays(rows, run.data.get("classes", []))
-        inside = [picture(f"Masks of {title}", drawn)]
-        blocks.append(block("folded", title, inside, is_open=number == 0))
+    for title, run in runs[:_MASKED_RUNS]:
+        rows = {name: masks.pictures for name, masks in _labelled(run, _PICTURED).items()}
+        drawn = picture(f"Masks of {title}", overlays(rows, run.data.get("classes", [])))
+        blocks.append(block("folded", title, [drawn], is_open=title == runs[0][0]))
     return blocks
 
 
@@ -264,13 +259,11 @@ def _draw_spread(run: Run) -> bytes:
 def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
     maps, shared = [], []
-    for variant in variants:
-        run = variant.runs[0]
+    for label, run in ((variant.label, variant.runs[0]) for variant in variants):
         if rows := _distances_of(run):
-            title = f"{variant.label}, seed {run.seed}"
-            maps.append(block("folded", title, rows, is_open=not maps))
+            maps.append(block("folded", f"{label}, seed {run.seed}", rows, is_open=not maps))
         else:
-            shared.append(variant.label)
+            shared.append(label)
     return [block("batch_norms", maps, shared)]
 
 
@@ -308,8 +301,7 @@ def _data_section(variants: Sequence[Variant]) -> list[Markup]:
     if len(data["clients"]) < data["number"]:
         selection = f"{len(data['clients'])} of {data['number']:,} clients."
         blocks.append(block("paragraphs", [selection], "soft"))
-    unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
-    parts_of = data["clients"] | unseen
+    parts_of = data["clients"] | {f"{name} (unseen)": x for name, x in data["unseen"].items()}
     for split in ("train", "validation", "test"):
         rows = {name: parts[split]["classes"] for name, parts in parts_of.items() if split in parts}
         if rows:
@@ -326,13 +318,13 @@ def _absences_section(variants: Sequence[Variant]) -> list[Markup]:
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for run in (run for variant in variants for run in variant.runs):
         for record in run.records:
-            reasons = {**record.get("left_out", {}), **record.get("refused", {})}
+            reasons = record.get("left_out", {}) | record.get("refused", {})
             for client, reason in reasons.items():
                 rounds.setdefault((str(run.folder), client, reason), []).append(record["round"])
-    rows = [
-        [*(TableCell(value, style="text") for value in key), len(numbers), numbers[0], numbers[-1]]
-        for key, numbers in rounds.items()
-    ]
+    rows = []
+    for names, numbers in rounds.items():
+        cells = [TableCell(name, style="text") for name in names]
+        rows.append([*cells, len(numbers), numbers[0], numbers[-1]])
     return [block("absences", rows)] if rows else []
 
 

@@ -225,11 +225,10 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
         )
     chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
-    outside = {
-        (variant.label, adaptation): scores
-        for variant in variants
-        for adaptation, scores in _outside(variant.runs).items()
-    }
+    outside = {}
+    for variant in variants:
+        scores = _outside(variant.runs)
+        outside |= {(variant.label, adaptation): scores[adaptation] for adaptation in scores}
     tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
         adaptations = [adaptation for label, adaptation in outside if label == chosen]
@@ -261,10 +260,7 @@ def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
             for adaptation, value in row.items():
                 seeds = by_adaptation.setdefault(adaptation, {}).setdefault(domain, {})
                 seeds[run.seed] = _score(run, value, {domain: value}, adaptation)
-    return {
-        name: _with_mean(scores) if len(scores) > 1 else scores
-        for name, scores in by_adaptation.items()
-    }
+    return {name: _with_mean(x) if len(x) > 1 else x for name, x in by_adaptation.items()}
 
 
 def _with_mean(scores: _Scores) -> _Scores:
@@ -273,11 +269,10 @@ def _with_mean(scores: _Scores) -> _Scores:
     # a seed that lacks a hard domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
         columns = {column: seeds[seed] for column, seeds in scores.items()}
-        shares = {
-            (f"{column} {population}", name): share
-            for column, score in columns.items()
-            for (population, name), share in score.shares.items()
-        }
+        shares = {}
+        for column, score in columns.items():
+            for (population, name), share in score.shares.items():
+                shares[f"{column} {population}", name] = share
         value = float(np.mean([score.value for score in columns.values()]))
         mean[seed] = _Score(value, shares, " ".join(score.data for score in columns.values()))
     return ({MEAN: mean} if mean else {}) | scores
@@ -312,10 +307,7 @@ def _table(
     table_rows = []
     for (label, adaptation), scores in rows.items():
         compared = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
-        cells = {
-            column: _cell(seeds, compared.get(column, {}), proportions)
-            for column, seeds in scores.items()
-        }
+        cells = {c: _cell(seeds, compared.get(c, {}), proportions) for c, seeds in scores.items()}
         run = runs[label][0]
         config = relevant(run) | {"target": run.target}
         data = tuple(run.data for run in runs[label])

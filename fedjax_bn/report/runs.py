@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     A missing folder, no finished run, and a damaged one are WorkdirErrors.
     """
     folders, runs, notes = list(folders), [], []
-    for place in (place for folder in folders for place in _workdirs(Path(folder))):
+    for place in chain(*map(_workdirs, map(Path, folders))):
         if (place / "summary.json").exists():
             runs.append(_read_run(place))
         else:
@@ -229,12 +230,10 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     for run in runs:
         # as text, because lists cannot be hashed
         group = groups.setdefault((run.method, str(sorted(relevant(run).items()))), {})
-        twin = group.setdefault((run.seed, run.target), run)
-        if twin is not run:
+        if (twin := group.setdefault((run.seed, run.target), run)) is not run:
             same = "method, keys, seed and target"
             notes.append(f"{run.folder} repeats {twin.folder} ({same}): it is left out.")
-    firsts = [next(iter(group.values())) for group in groups.values()]
-    configs = [(run.method, relevant(run)) for run in firsts]
+    configs = [(key[0], relevant(next(iter(group.values())))) for key, group in groups.items()]
     variants = []
     for (method, config), group in zip(configs, groups.values(), strict=True):
         siblings = [entry for name, entry in configs if name == method]

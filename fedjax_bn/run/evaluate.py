@@ -1,8 +1,7 @@
 """The command `evaluate`: tests a finished run without training, also on new domains.
 
-Training data are needed only if the internal clients are tested. A published dataset has fixed
-names of domains, and a new hospital is not among them, so data at another path are read with the
-domains that are there, whose classes are those of the run (a domain need not have all of them):
+Training data are needed only if the internal clients are tested. Data at another path are read with
+the domains that are there, whose classes are those of the run (a domain need not have all of them):
 
     PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
     PATH/DOMAIN/images/*.png with masks in PATH/DOMAIN/masks, as `data.name=masks` reads them
@@ -11,7 +10,7 @@ domains that are there, whose classes are those of the run (a domain need not ha
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -117,16 +116,15 @@ def evaluate(folder: Path, request: Request) -> None:
     part, score = score_tables.part_tested(result), result.get("score", "accuracy")
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    of_measures = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
-    of_measures[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
-    tables: list[tuple[Any, ...]] = [
-        (_transposed(result["unseen"]), f"unseen, {score} %"),
-        (result["internal"], f"internal, {tested}{score} %"),
-        *((rows, title, score_tables.OF_MEASURES) for title, rows in of_measures.items()),
-    ]
-    for rows, *words in tables:
+    tables = {
+        f"unseen, {score} %": _transposed(result["unseen"]),
+        f"internal, {tested}{score} %": result["internal"],
+        **{f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()},
+        f"internal, own{tested and f' ({part})'}": _transposed(measures["internal"]),
+    }
+    for title, rows in tables.items():
         if rows:
-            print(f"\n{score_tables.accuracies(rows, *words)}")
+            print(f"\n{score_tables.accuracies(rows, title, score_tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
 
 
