@@ -252,8 +252,7 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
         return read_data(config)
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
-    roots = {root.name: root for root in matching}
-    parent = path
+    roots, parent = {root.name: root for root in matching}, path
     if not roots and folders.match_folders(inside, classes):
         roots, parent = {path.resolve().name: path}, path.parent
     if not roots or not roots.keys() >= set(domains):

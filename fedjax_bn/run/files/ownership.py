@@ -86,7 +86,7 @@ def resume(
 ) -> tuple[Any, list[Record]]:
     """Returns the state from which a workdir's run continues, and the records up to it.
 
-    Records of later rounds are dropped. A damaged workdir is a WorkdirError or CheckpointError.
+    Drops records of later rounds. A damaged workdir is a WorkdirError or CheckpointError.
     """
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
@@ -152,15 +152,14 @@ def claim(
 ) -> str:
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
-    Returns a message on what has changed since the first start but may change, or "".
+    Returns a message on what has changed since the first start but may change, or "". A folder of
+    another run, or with files that are not from a run, is a WorkdirError.
 
     Args:
       config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
       about: versions, devices and data, see `_differences`; recorded at the first start.
       follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
       write: whether to write; else the folder is only checked.
-
-    A folder of another run, or with files that are not from a run, is a WorkdirError.
     """
     path, lines = folder / "config.json", folder / "metrics.jsonl"
     if not path.exists():
@@ -197,10 +196,10 @@ def claim(
     note = workdir.difference(folder, about) if write else ""
     if not write or was == rounds:
         return note
-    promised = {name: about[name] for name in ("privacy",) if name in about}
     # The profiled round of an earlier start may be above the new number of rounds.
-    changed = {"rounds": rounds, "profile": config["profile"]}
-    workdir.write_json(path, {**recorded, **promised, "config": {**recorded["config"], **changed}})
+    recorded["config"] |= {"rounds": rounds, "profile": config["profile"]}
+    promised = {"privacy": about["privacy"]} if "privacy" in about else {}
+    workdir.write_json(path, recorded | promised)
     (folder / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
     return note
 
@@ -209,15 +208,15 @@ def _differences(earlier: Record, record: Record) -> list[str]:
     """Returns what differs between two starts that must be equal, in words."""
     pairs = {key: (earlier["config"].get(key), value) for key, value in record["config"].items()}
     # What Flower has served has no options.
-    there, here = (about.get("machine", {}).get("options", {}) for about in (earlier, record))
-    pairs |= {f"JAX_{k.upper()}": (there[k], here[k]) for k in RANDOM if k in there and k in here}
+    options, current = (about.get("machine", {}).get("options", {}) for about in (earlier, record))
+    names = [name for name in RANDOM if name in options and name in current]
+    pairs |= {f"JAX_{name.upper()}": (options[name], current[name]) for name in names}
     differences = [
         f"{key} ({before!r} there, {now!r} now)"
         for key, (before, now) in pairs.items()
         if before != now and key not in _MAY_DIFFER
     ]
-    if earlier["data"] != record["data"]:
-        differences.append("the data themselves (their hash)")
-    if earlier.get("start_from") != record.get("start_from"):
-        differences.append("the model that start_from names (its hash)")
+    hashed = {"data": "the data themselves", "start_from": "the model that start_from names"}
+    for key, name in hashed.items():
+        differences += [f"{name} (by hash)"] if earlier.get(key) != record.get(key) else []
     return differences
