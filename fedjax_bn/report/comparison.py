@@ -174,10 +174,7 @@ def _verdict(table: Table) -> str:
     whom = f"Unseen domain {column}" if of_one else _WHOSE[table.name].capitalize()
     whom += "" if table.part == "test" else f", on {table.part} samples"
     if not table.compares(column):
-        return (
-            f"{whom}: the rows are of different clients or samples, so none is the best. "
-            "Differences are over the clients that both rows have."
-        )
+        return f"{whom}: the rows are of different clients or samples, so none is the best."
     start = f"{whom}: {winner.label} has {best.value.mean:.1f} % {table.score}"
     facts = [f"{best.seeds} seed{'s' * (best.seeds > 1)}"]
     facts += [f"{best.samples:,} {winner.part} samples"] if best.samples else []
@@ -212,27 +209,18 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     cells = [cell for table in tables for row in table.rows for cell in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     if any(table.part != "test" for table in tables):
-        yield (
-            "Scores of validation samples flatter, because these samples chose the round: train "
-            "again with data.test, such as --config.data.test=0.2."
-        )
+        yield "Scores of validation samples, which chose the round, flatter: set config.data.test."
     fednova = [run for run in runs if run.method == "fednova"]
     if fednova and all(has_equal_steps(run.config, run.data) for run in fednova):
         yield f"{EQUALS_FEDAVG}."
     if {cell.seeds for cell in cells} == {1}:
-        yield (
-            "Every number is of one seed. Intervals, if any, are over samples; how much another "
-            "seed changes a number is unknown: give the workdirs of several seeds."
-        )
+        yield "Every number is of one seed, and intervals are over samples: give several seeds."
         if len(seeds := sorted({run.seed for run in runs})) > 1:
             yield f"The rows are of different seeds ({', '.join(map(str, seeds))}): give the same."
     elif min(cell.seeds for cell in cells) < 3:
         yield "Intervals over two seeds are wide: a third makes them a third as wide, or narrower."
     if (rows := max(len(table.rows) for table in tables)) > _MANY:
-        yield (
-            f"The best of {rows} rows is chosen by the numbers that are compared, which flatters "
-            "it; an interval is for one comparison that was planned before."
-        )
+        yield f"The best of {rows} rows is chosen by the compared numbers, which flatter it."
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):

@@ -120,9 +120,8 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
             "Data": _data_section(variants),
             "How it was made": _runs_section(variants),
         }
-        blocks = []
-        for head, inside in sections.items():
-            blocks += [block("heading", head, 2), *inside] if inside else []
+        headed = [[block("heading", head, 2), *parts] for head, parts in sections.items() if parts]
+        blocks = list(chain(*headed))
         details += [block("folded", f"{name} in detail", blocks)] if several else blocks
     return write_page(title, [*tables_of_all, block("paragraphs", notes, "missing"), *details])
 

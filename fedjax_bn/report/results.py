@@ -156,9 +156,7 @@ class Cell(NamedTuple):
     value: Interval  # the mean over seeds
     seeds: int
     samples: int  # tested samples of a seed; 0 if unknown
-    # the difference to the baseline, over the clients that both have; None for the baseline itself,
-    # and if the baseline has no score of one of these clients
-    versus: Interval | None
+    versus: Interval | None  # the difference to the baseline, over the clients that both have
     clients: frozenset[tuple[str, str]] = frozenset()  # or domains, whose mean the score is
     common: int = 0  # in how many of them the baseline has a score too
 
@@ -346,16 +344,15 @@ def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Int
     clients = set.intersection(*names) if seeds and baseline else set()
     if not clients:
         return None, 0
-    scores, others = (
-        {seed: score.over(clients) for seed, score in row.items()} for row in (seeds, baseline)
-    )
+    seeds = {seed: score.over(clients) for seed, score in seeds.items()}
+    baseline = {seed: score.over(clients) for seed, score in baseline.items()}
     common = sorted(set(seeds) & set(baseline))
     if not common:
-        rows = ([score.value for score in row.values()] for row in (scores, others))
+        rows = ([score.value for score in row.values()] for row in (seeds, baseline))
         return welch(*rows), len(clients)
-    gap = over_seeds([scores[seed].value - others[seed].value for seed in common])
+    gap = over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
     if len(common) == 1:
-        score, compared = scores[common[0]], others[common[0]]
+        score, compared = seeds[common[0]], baseline[common[0]]
         shapes = [[part.shape for part in row.right] for row in (score, compared)]
         # both models find the same samples hard, so a paired difference varies less
         if score.right and score.data == compared.data and shapes[0] == shapes[1]:

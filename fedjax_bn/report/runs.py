@@ -42,32 +42,12 @@ class Run(NamedTuple):
     # (client, "") or (unseen domain, adaptation) -> which samples were answered rightly; empty for
     # other tasks and runs that wrote none
     answers: Mapping[tuple[str, str], Answered]
-    masks: Mapping[tuple[str, str], AnsweredMasks] = {}  # likewise: Dice, and some pictures
-
-    @property
-    def config(self) -> Record:
-        """Dotted key -> value; keys that the run's version lacked have their defaults."""
-        return packaged() | self.about["config"]
-
-    @property
-    def method(self) -> str:
-        """The name of the run's method."""
-        return name_of(self.summary["method"])
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.summary["seed"]
-
-    @property
-    def target(self) -> str:
-        """The domains that were left out of training; "" if none were."""
-        return str(self.config["target"])
-
-    @property
-    def score(self) -> str:
-        """What the percentages are: accuracy, mAP50 of a detector, or Dice of masks."""
-        return self.summary.get("score", "accuracy")
+    masks: Mapping[tuple[str, str], AnsweredMasks]  # likewise: Dice, and some pictures
+    config: Record  # dotted key -> value; keys that the run's version lacked have their defaults
+    method: str  # its name, without options
+    seed: int
+    target: str  # the domains that were left out of training; "" if none were
+    score: str  # what the percentages are: accuracy, mAP50 of a detector, or Dice of masks
 
     @property
     def size(self) -> str:
@@ -165,7 +145,10 @@ def _read_run(place: Path) -> Run:
     kinds: dict[type, dict] = {Answered: {}, AnsweredMasks: {}}
     for key, entry in read_answers(place).items():
         kinds[type(entry)][key] = entry
-    return Run(place, about, summary, records, data, *kinds.values())
+    config = packaged() | about["config"]
+    method, target = name_of(summary["method"]), str(config["target"])
+    facts = config, method, summary["seed"], target, summary.get("score", "accuracy")
+    return Run(place, about, summary, records, data, *kinds.values(), *facts)
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
