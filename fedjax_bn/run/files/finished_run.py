@@ -154,7 +154,8 @@ def recorded_code(
     if trust:
         sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
         return nullcontext()
-    typed_names = {name for value in typed for name in _names(value)}
+    words = re.split(r"[\s,='\"()\[\]]+", " ".join(map(str, typed)))
+    typed_names = {":".join(word.split(":")[:2]) for word in words if ":" in word}
     started = f" (the run was started in {place})" if place else ""
     refusal = (
         f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
@@ -169,14 +170,6 @@ def _started_in(about: Record) -> Path | None:
     """Returns the folder where a run was started; None if it does not exist here."""
     place = Path(about.get("started_in", ""))
     return place if place.is_absolute() and place.is_dir() else None
-
-
-def _names(value: Any) -> set[str]:
-    """Returns each `module:name` in the value of a key."""
-    if isinstance(value, tuple | list):
-        return {name for part in value for name in _names(part)}
-    words = [part.split(":") for part in re.split(r"[\s,='\"()\[\]]+", str(value))]
-    return {":".join(word[:2]) for word in words if len(word) > 1}
 
 
 def _on_users_path(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ties a workdir to one configuration and its data, and to one process at a time."""
+"""The workdir of a run, tied to one configuration and its data, and to one process at a time."""
 
 import json
 import os
