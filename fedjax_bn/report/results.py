@@ -218,9 +218,8 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     fitting = [label for label in methods if name in (label, methods[label])]
     if baseline and not fitting:
         dataset = variants[0].runs[0].summary["dataset"]
-        raise ConfigError(
-            f"--baseline={baseline!r} is no run on {dataset}{nearest(baseline, methods)}"
-        )
+        hint = nearest(baseline, methods)
+        raise ConfigError(f"--baseline={baseline!r} is no run on {dataset}{hint}")
     chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {}

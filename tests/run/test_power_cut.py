@@ -123,11 +123,6 @@ class Recorded(NamedTuple):
     images: list[Image]
     states: dict[int, Any]  # by round
 
-    def start(self) -> Callable:
-        """What makes its first state."""
-        experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **self.changes))
-        return start_population(experiment, start)
-
 
 @pytest.fixture(scope="module", params=[{}, HOST], ids=["device", "host"])
 def recorded(request, tmp_path_factory):
@@ -171,7 +166,8 @@ def selected_in(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
-    start, lines, reached = recorded.start(), runs.lines(recorded.folder), set()
+    experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **recorded.changes))
+    start, lines, reached = start_population(experiment, start), runs.lines(recorded.folder), set()
     assert len(recorded.images) > 20
     for number, image in enumerate(recorded.images[::-every]):
         folder = lay(image, tmp_path / str(number))
