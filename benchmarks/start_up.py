@@ -21,11 +21,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-# part -> the function of run/train.py that is timed
+# part -> the module, and its function that is timed
 FUNCTIONS = {
-    "data, network": "prepare",
-    "initial state": "checkpoint.latest_state",
-    "batches": "open_rounds",
+    "data, network": ("fedjax_bn.run.train", "prepare"),
+    "initial state": ("fedjax_bn.training.checkpoint", "latest_state"),
+    "batches": ("fedjax_bn.run.train", "open_rounds"),
 }
 STARTS = ("first start", "later start")
 
@@ -58,14 +58,6 @@ class Parts:
         return call
 
 
-def owner(train: Any, name: str) -> tuple[Any, str]:
-    """Returns the object that has `train.NAME`, and its attribute there."""
-    *path, last = name.split(".")
-    for part in path:
-        train = getattr(train, part)
-    return train, last
-
-
 def one_start(began: float, file: str) -> None:
     """Runs the command until the end of its first round; writes seconds by part."""
     parts = Parts()
@@ -76,9 +68,9 @@ def one_start(began: float, file: str) -> None:
     from fedjax_bn.training import rounds
 
     parts.end("imports", start)
-    for part, name in FUNCTIONS.items():
-        place, last = owner(train, name)
-        setattr(place, last, parts.timed(part, getattr(place, last)))
+    for part, (module, name) in FUNCTIONS.items():
+        place = sys.modules[module]
+        setattr(place, name, parts.timed(part, getattr(place, name)))
     first: list[tuple[float, float]] = []
     train.open_rounds = compiled_in_parts(parts, train.open_rounds, first)
 

@@ -12,6 +12,7 @@ import argparse
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,12 +53,10 @@ def main(argv: list[str], own_modules: bool = False) -> None:
             sys.path.append("")
         COMMANDS[options.command](options, changes)
         sys.stdout.flush()  # a full disk shows itself here at the latest
-    except InterruptedRun as stop:
-        _fail(str(stop), status=130)
-    except KeyboardInterrupt:  # if `main` is called without `command`, as in a notebook
+    except KeyboardInterrupt:  # before or after the rounds
         _fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), 130 if isinstance(error, InterruptedRun) else 2)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
@@ -68,8 +67,7 @@ def main(argv: list[str], own_modules: bool = False) -> None:
 
 
 def _names_code(options: argparse.Namespace, changes: Changes) -> bool:
-    # Modules in the current folder can be imported only if the user may have named code on the
-    # command line, because a folder that is read must not choose code.
+    # Whether the user may have named code, because a folder that is read must not choose code.
     values = (getattr(options, "adapt", ""), *(value for _, value in changes))
     trusted = getattr(options, "config", "") or getattr(options, "trust", False)
     return options.command == "train" or trusted or any(":" in value for value in values)
@@ -107,10 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         for command in commands.split():
             parsers[command].add_argument(name, help=flag_help, **options)
 
-    def path(commands: str, name: str, flag_help: str, **options: Any) -> None:
-        # No shell puts the home folder for the ~ after `--FLAG=`.
-        flag(commands, name, flag_help, type=os.path.expanduser, **options)
-
+    # No shell puts the home folder for the ~ after `--FLAG=`.
+    path = partial(flag, type=os.path.expanduser)
     config, on = "a file or a packaged config, see `fedjax-bn list configs`", "store_true"
     flag("train", "--config", f"{config}; --config.KEY=VALUE changes a key", required=True)
     path("train", "--workdir", "folder of the run; by default runs/CONFIG")

@@ -36,8 +36,7 @@ from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import describe_privacy
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
-from fedjax_bn.run.files.ownership import claim, owned
-from fedjax_bn.run.train import resume
+from fedjax_bn.run.files.ownership import claim, owned, resume
 from fedjax_bn.state import Upload
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.availability import draw_cohort

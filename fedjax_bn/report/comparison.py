@@ -52,8 +52,7 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> list[M
 def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
     """Returns file suffix (.md, .tex, .csv) -> the text of all tables, from data set -> tables.
 
-    Markdown and LaTeX (booktabs) print the best of a column in bold and limits in brackets. CSV
-    has all digits, and one line for each cell and published number.
+    LaTeX needs booktabs. CSV has all digits, and a line for each cell and published number.
     """
     markdown, latex = [], []
     for title, tables in named.items():
@@ -103,18 +102,15 @@ def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_FIELDS)
-    rows = [(name, table, row) for name, tables in named.items() for table in tables
-            for row in table.rows]  # fmt: skip
-    for dataset, table, row in rows:
+    pairs = [(name, table) for name, tables in named.items() for table in tables]
+    for dataset, table, row in ((*pair, row) for pair in pairs for row in pair[1].rows):
         for column, cell in row.cells.items():
             names = (dataset, table.name, row.variant, row.adaptation, column)
             line = [*map(texts.cell, names), *_digits(cell.value), row.part, cell.seeds]
             line += [cell.samples or "", texts.cell(table.baseline)]
             line += [*_digits(cell.versus or Interval(np.nan)), cell.common or ""]
-            printed = [
-                (number.mean, "" if number.std is None else number.std, number.source)
-                for number in beside(table, row, column)
-            ]
+            # `csv` writes None as an empty field.
+            printed = [(n.mean, n.std, n.source) for n in beside(table, row, column)]
             writer.writerows([*line, *ends] for ends in printed or [("", "", "")])
     return file.getvalue()
 
@@ -144,33 +140,28 @@ def _cells(table: Table) -> list[list[TableCell]]:
             winners[column] = ranked[0].label
     rows = []
     for row in table.rows:
-        scores = []
-        for column in table.columns:
-            if column not in row.cells:
-                scores.append(TableCell("-"))
-                continue
-            value = row.cells[column].value
+        scores = dict.fromkeys(table.columns, TableCell("-"))
+        for column, scored in row.cells.items():
             papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
-            best = winners.get(column) == row.label
-            notes = [*_limits(value, ".1f"), *papers]
-            scores.append(TableCell(f"{value.mean:.1f}", notes, best=best))
+            notes, best = [*_limits(scored.value, ".1f"), *papers], winners.get(column) == row.label
+            scores[column] = TableCell(f"{scored.value.mean:.1f}", notes, best=best)
+        main, *clients = scores.values()
         cell = row.cells.get(table.columns[0])
         seeds, samples = (cell.seeds, cell.samples and f"{cell.samples:,}") if cell else ("-", "-")
         label = row.label if row.part == table.part else f"{row.label} ({row.part})"
-        counts = [TableCell(seeds), TableCell(samples or "?")]
-        rows.append([TableCell(label), scores[0], _versus(table, row), *scores[1:], *counts])
+        ends = (TableCell(seeds), TableCell(samples or "?"))
+        rows.append([TableCell(label), main, _versus(table, row), *clients, *ends])
     return rows
 
 
 def _versus(table: Table, row: Row) -> TableCell:
     """Returns the difference to the baseline, with an arrow if its interval excludes 0."""
-    main = table.columns[0]
-    cell = row.cells.get(main)
+    cell = row.cells.get(table.columns[0])
     if not cell or not cell.versus:
         return TableCell("baseline" if row.label == table.baseline else "", style="soft")
     gap = cell.versus
     mark, style = _MARKS[gap.sign if table.part == "test" else 0]
-    common = [] if table.compares(main) else [f"{cell.common} common"]
+    common = [] if table.compares(table.columns[0]) else [f"{cell.common} common"]
     return TableCell(f"{mark}{gap.mean:+.1f}", [*_limits(gap, "+.1f"), *common], style)
 
 
@@ -183,10 +174,7 @@ def _verdict(table: Table) -> str:
     whom = f"Unseen domain {column}" if of_one else _WHOSE[table.name].capitalize()
     whom += "" if table.part == "test" else f", on {table.part} samples"
     if not table.compares(column):
-        return (
-            f"{whom}: the rows are of different clients or samples, so none is the best. "
-            "Differences are over the clients that both rows have."
-        )
+        return f"{whom}: the rows are of different clients or samples, so none is the best."
     start = f"{whom}: {winner.label} has {best.value.mean:.1f} % {table.score}"
     facts = [f"{best.seeds} seed{'s' * (best.seeds > 1)}"]
     facts += [f"{best.samples:,} {winner.part} samples"] if best.samples else []
@@ -221,27 +209,18 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     cells = [cell for table in tables for row in table.rows for cell in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     if any(table.part != "test" for table in tables):
-        yield (
-            "Scores of validation samples flatter, because these samples chose the round: train "
-            "again with data.test, such as --config.data.test=0.2."
-        )
+        yield "Scores of validation samples, which chose the round, flatter: set config.data.test."
     fednova = [run for run in runs if run.method == "fednova"]
     if fednova and all(has_equal_steps(run.config, run.data) for run in fednova):
         yield f"{EQUALS_FEDAVG}."
     if {cell.seeds for cell in cells} == {1}:
-        yield (
-            "Every number is of one seed. Intervals, if any, are over samples; how much another "
-            "seed changes a number is unknown: give the workdirs of several seeds."
-        )
+        yield "Every number is of one seed, and intervals are over samples: give several seeds."
         if len(seeds := sorted({run.seed for run in runs})) > 1:
             yield f"The rows are of different seeds ({', '.join(map(str, seeds))}): give the same."
     elif min(cell.seeds for cell in cells) < 3:
         yield "Intervals over two seeds are wide: a third makes them a third as wide, or narrower."
     if (rows := max(len(table.rows) for table in tables)) > _MANY:
-        yield (
-            f"The best of {rows} rows is chosen by the numbers that are compared, which flatters "
-            "it; an interval is for one comparison that was planned before."
-        )
+        yield f"The best of {rows} rows is chosen by the compared numbers, which flatter it."
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):
@@ -267,10 +246,10 @@ def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
 def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
     """Yields sentences on how runs differ from the protocols of the papers beside them."""
     notes: dict[tuple[str, str], dict[str, None]] = {}
-    for table in tables:
-        for row in table.rows:
-            for column in row.cells:
-                for number in beside(table, row, column):
-                    notes.setdefault((number.table, number.differs), {})[row.variant] = None
+    rows = [(table, row) for table in tables for row in table.rows]
+    for table, row in rows:
+        for column in row.cells:
+            for number in beside(table, row, column):
+                notes.setdefault((number.table, number.differs), {})[row.variant] = None
     for (table, differs), labels in notes.items():
         yield f"Beside {table}, {', '.join(labels)}: it differs in {differs}."

@@ -1,12 +1,12 @@
 """The report's numbers over rounds as curves, inline SVG, and its tables of measures.
 
-A page may have a hundred charts, so the templates write their SVG: matplotlib takes a third of a
-second for each, and a PNG shows no values below the pointer and no choice of colours. page.css has
-the colours (c0 to c7) and dashes (d0 to d3) of curves. Each line has a colour; if there are many
-lines, the best are coloured and the others are grey.
+The templates write SVG, because matplotlib takes a third of a second for each of a hundred charts,
+and a PNG shows no values below the pointer. page.css has the colours (c0 to c7) and dashes (d0 to
+d3) of lines; of many lines the best are coloured and the others are grey.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from fedjax_bn.report.blocks import TableCell, block
 from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.report.runs import Run, Variant, samples_of, samples_scored
 from fedjax_bn.training.records import Record, some_of
+from fedjax_bn.training.score_tables import heading
 
 _COLOURS, _DASHES = 8, 4
 _BOX = (46, 350, 8, 186)  # left, right, top, bottom of the area of curves in 360 x 220 units
@@ -100,21 +101,15 @@ def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool
     if all(len(line.x) < 2 for line in lines):
         note = "One round was evaluated: there is no curve."
         return [block("heading", title), block("paragraphs", [note], "soft")]
-    looks = _looks_of(lines, table)
+    looks = {line.name: line.look for line in lines}
+    if len(looks) > _MOST_LINES:  # the baseline and the table's best rows stand out
+        best = [row.label for row in table.ranked(table.columns[0]) if row.label != table.baseline]
+        coloured = {table.baseline, *best[: _COLOURS - 1]}
+        looks = {name: look._replace(on=name in coloured) for name, look in looks.items()}
     drawn = {}
     for head, columns in panels.items():
         drawn[head] = _panel(columns, looks, fold or bool(drawn))
     return [block("curves", title, looks, drawn)]
-
-
-def _looks_of(lines: Sequence[_Line], table: Table) -> dict[str, _Look]:
-    """Returns name -> look; of many lines, the baseline and the table's best rows stand out."""
-    looks = {line.name: line.look for line in lines}
-    if len(looks) <= _MOST_LINES:
-        return looks
-    best = [row.label for row in table.ranked(table.columns[0]) if row.label != table.baseline]
-    coloured = {table.baseline, *best[: _COLOURS - 1]}
-    return {name: look._replace(on=name in coloured) for name, look in looks.items()}
 
 
 def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Markup]:
@@ -124,10 +119,10 @@ def _panel(columns: _Columns, looks: Mapping[str, _Look], fold: bool) -> list[Ma
     if len(chosen) > _MOST_CHARTS:
         notes = [block("paragraphs", [f"{_MOST_CHARTS} of {len(chosen)} are shown."])]
         chosen = [chosen[i] for i in some_of(len(chosen), _MOST_CHARTS)]
-    charts = {}
-    for column in chosen:
-        lines = [line._replace(look=looks[line.name]) for line in columns[column]]
-        charts[column] = _chart(column, lines)
+    charts = {
+        column: _chart(column, [line._replace(look=looks[line.name]) for line in columns[column]])
+        for column in chosen
+    }
     # the mean stands above, because charts of all clients would fill the page
     if not fold or len(charts) == 1 or MEAN not in charts:
         return [*notes, block("group", [*charts.values()], "charts")]
@@ -144,12 +139,8 @@ def _chart(title: str, lines: Sequence[_Line]) -> Markup:
     places = _ticks(min(rounds), max(rounds), True) if len(set(rounds)) > 1 else rounds[:1]
     left, right, top, bottom = _BOX
 
-    def across(values: Sequence[float]) -> list[float]:
-        return _coordinates(values, places, left, right)
-
-    def up(values: Sequence[float]) -> list[float]:
-        return _coordinates(values, heights, bottom, top)
-
+    across = partial(_coordinates, places, left, right)
+    up = partial(_coordinates, heights, bottom, top)
     drawn = []
     for line in sorted(lines, key=lambda line: line.look.on):  # SVG draws later lines on top
         chosen = some_of(len(line.x), _MOST_POINTS)
@@ -168,7 +159,7 @@ def _chart(title: str, lines: Sequence[_Line]) -> Markup:
 
 
 def _coordinates(
-    values: Sequence[float], ticks: Sequence[float], start: float, end: float
+    ticks: Sequence[float], start: float, end: float, values: Sequence[float]
 ) -> list[float]:
     """Returns the coordinates of values on an axis between its end ticks."""
     share = (np.asarray(values, float) - ticks[0]) / ((ticks[-1] - ticks[0]) or 1)
@@ -192,7 +183,7 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
     for colour, variant in enumerate(variants):
         for run in variant.runs:
             for adaptation, number, values in _recorded(run, key, measure):
-                label = f"{variant.label} [{adaptation}]" if adaptation else variant.label
+                label = heading((variant.label, adaptation))
                 dash = dashes.setdefault(adaptation, len(dashes))
                 looks.setdefault(label, _Look(colour, dash))
                 for column, value in values.items():
@@ -221,19 +212,24 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
         if same and all(np.allclose(row, rows[0], rtol=0, atol=1e-6) for row in rows):
             return
     for number, values in records:
-        if key.startswith("unseen"):
-            by_adaptation: dict[str, Record] = {}
-            for domain, row in values.items():
-                for adaptation, value in row.items():
-                    score = value.get(measure) if measure else value
-                    by_adaptation.setdefault(adaptation, {})[domain] = score
-            for adaptation, row in by_adaptation.items():
-                yield adaptation, number, row
-        elif row := values.get(measure) if measure else values:
-            finite = [v for v in row.values() if v is not None and np.isfinite(v)]
-            mean = {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)}
-            # weights sum to 1, so their mean shows nothing
-            yield "", number, (mean if key != "weights" else {}) | row
+        for adaptation, row in _by_adaptation(values, key, measure).items():
+            yield adaptation, number, row
+
+
+def _by_adaptation(entry: Record, key: str, measure: str) -> dict[str, Record]:
+    """Returns adaptation -> column -> value of an entry of a record, of `measure` if given."""
+    if key.startswith("unseen"):
+        rows: dict[str, Record] = {}
+        for domain, values in entry.items():
+            for adaptation, value in values.items():
+                score = value.get(measure) if measure else value
+                rows.setdefault(adaptation, {})[domain] = score
+        return rows
+    row = entry.get(measure, {}) if measure else entry
+    if not row or key == "weights":  # which sum to 1, so their mean shows nothing
+        return {"": row}
+    finite = [value for value in row.values() if value is not None and np.isfinite(value)]
+    return {"": {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)} | row}
 
 
 def _forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
@@ -246,10 +242,10 @@ def _forms_of_measures(classes: Sequence[str]) -> dict[str, tuple[str, str, bool
 def measures_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
     run = variants[0].runs[0]
-    inside, outside = _measures_of(variants)
+    forms = _forms_of_measures(run.data.get("classes", []))
+    inside, outside = (_measures_of(variants, whom, forms) for whom in ("internal", "unseen"))
     if run.score not in ("accuracy", "Dice") or not (inside or outside):
         return []
-    forms = _forms_of_measures(run.data.get("classes", []))
     clients, domains = samples_of(variants, "internal"), samples_of(variants, "unseen")
     overview = [block("explanation", run.score, samples_scored(variants))]
     for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
@@ -270,26 +266,18 @@ def measures_section(variants: Sequence[Variant]) -> list[Markup]:
     return [*overview, block("folded", "By client and domain", details)]
 
 
-def _measures_of(variants: Sequence[Variant]) -> tuple[_Rows, _Rows]:
-    """Returns the measures of the internal clients, the mean first, and of the unseen domains."""
-    inside: _Rows = {}
-    outside: _Rows = {}
-
-    def add(rows: _Rows, label: str, name: str, column: str, value: float | None) -> None:
-        if value is not None and np.isfinite(value):
-            columns = rows.setdefault(label, {}).setdefault(name, {})
-            columns.setdefault(column, []).append(value)
-
+def _measures_of(variants: Sequence[Variant], whom: str, names: Iterable[str]) -> _Rows:
+    """Returns the measures of the "internal" clients, the mean first, or of "unseen" domains."""
+    rows: _Rows = {}
     for label, run in ((variant.label, run) for variant in variants for run in variant.runs):
-        measures = run.summary.get("measures", {})
-        for name, values in measures.get("internal", {}).items():
-            for column in sorted(values, key=lambda column: column != MEAN):
-                add(inside, label, name, column, values[column])
-        for domain, rows in measures.get("unseen", {}).items():
-            for adaptation, values in rows.items():
-                for name, value in values.items():
-                    add(outside, f"{label} [{adaptation}]", name, domain, value)
-    return inside, outside
+        measures = run.summary.get("measures", {}).get(whom, {})
+        for name in names:
+            for adaptation, values in _by_adaptation(measures, whom, name).items():
+                for column, value in values.items():
+                    if value is not None and np.isfinite(value):
+                        measured = rows.setdefault(heading((label, adaptation)), {})
+                        measured.setdefault(name, {}).setdefault(column, []).append(value)
+    return rows
 
 
 def _table(

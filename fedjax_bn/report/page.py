@@ -55,8 +55,7 @@ _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which 
 def write_report(folder: Path) -> None:
     """Writes report.html of a finished run and its baselines, and plots of its adaptations.
 
-    Raises:
-      WorkdirError: the folder holds no finished run, or a damaged one.
+    A folder without a finished run, or with a damaged one, is a WorkdirError.
     """
     runs, notes = find_runs([folder])
     run, *_ = runs
@@ -67,15 +66,11 @@ def write_report(folder: Path) -> None:
 
 
 def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
-    """Writes a report on all finished runs in folders, and its tables in text files beside it.
+    """Writes a report on all finished runs in folders, at any depth; returns the files' paths.
 
     Args:
-      folders: workdirs, or folders of workdirs at any depth.
-      out: the path of the page; the tables go beside it as .md, .csv and .tex.
+      out: the path of the page; its tables go beside it as .md, .csv and .tex.
       baseline: the method, or the label of the variant, with which others are compared.
-
-    Returns:
-      The paths of the files.
 
     Raises:
       WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
@@ -98,8 +93,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
     by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_kind.setdefault((run.summary["dataset"], run.score), []).append(run)
-    datasets = [dataset for dataset, _ in by_kind]
-    groups = {}
+    datasets, groups = [dataset for dataset, _ in by_kind], {}
     for (dataset, score), group in by_kind.items():
         variants, notes = variants_of(group)
         name = dataset if datasets.count(dataset) == 1 else f"{dataset}, {score}"
@@ -110,8 +104,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
     several = len(groups) > 1  # then details are folded, or the tables would be far apart
-    tables_of_all = []
-    details = []
+    tables_of_all, details = [], []
     for name, (variants, left_out, tables) in groups.items():
         if several:
             tables_of_all.append(block("heading", name, 2))
@@ -127,9 +120,8 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
             "Data": _data_section(variants),
             "How it was made": _runs_section(variants),
         }
-        blocks = []
-        for head, inside in sections.items():
-            blocks += [block("heading", head, 2), *inside] if inside else []
+        headed = [[block("heading", head, 2), *parts] for head, parts in sections.items() if parts]
+        blocks = list(chain(*headed))
         details += [block("folded", f"{name} in detail", blocks)] if several else blocks
     return write_page(title, [*tables_of_all, block("paragraphs", notes, "missing"), *details])
 
@@ -139,9 +131,7 @@ def _mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
     runs = [(variant, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs or runs[0][1].score != "accuracy":
         return []
-    names = _class_names(runs[0][1])
-    recall = {}
-    folds: list[Markup] = []
+    names, recall, folds = _class_names(runs[0][1]), {}, []
     for variant, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
@@ -151,9 +141,8 @@ def _mistakes_section(variants: Sequence[Variant]) -> list[Markup]:
                 recall[f"{variant.label}, {whom}"] = np.where(count > 0, percent, np.nan)
         clients = f"{samples_of([variant], 'internal')} together"
         matrices = _confusions(clients, _summed_confusions(run, ""), names)
-        unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
-        for key, answered in unseen[:_ROWS]:
-            matrices += _confusions(heading(key), answered.confusion, names)
+        for key in [key for key in run.answers if key[1]][:_ROWS]:
+            matrices += _confusions(heading(key), run.answers[key].confusion, names)
         inside = [block("group", matrices, "side"), *_worst_mistakes(run, names)]
         title = f"{variant.label}, seed {run.seed}: classes (rows) by answers (columns)"
         folds.append(block("folded", title, inside, is_open=not folds))
@@ -175,8 +164,8 @@ def _class_names(run: Run) -> list[str]:
 
 def _summed_confusions(run: Run, adaptation: str) -> np.ndarray | None:
     """Returns the summed confusions i64[C, C] of all clients, or of all unseen domains, or None."""
-    rows = [answered.confusion for key, answered in run.answers.items() if key[1] == adaptation]
-    matrices = [matrix for matrix in rows if matrix is not None]
+    answers = [answered for key, answered in run.answers.items() if key[1] == adaptation]
+    matrices = [answered.confusion for answered in answers if answered.confusion is not None]
     return np.sum(matrices, axis=0) if matrices else None
 
 
@@ -193,9 +182,8 @@ def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> 
     order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
     pairs = zip(*np.unravel_index(order, mistaken.shape), strict=True)
     rows = [(names[i], names[j], mistaken[i, j]) for i, j in pairs if mistaken[i, j]]
-    return [
-        block("sortable_table", f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
-    ]
+    title = f"{title}: most frequent confusions"
+    return [block("sortable_table", title, ["is", "answer", "n"], rows)]
 
 
 def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
@@ -203,7 +191,7 @@ def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Markup]:
     blocks = []
     for (name, adaptation), answered in list(run.answers.items())[:_ROWS]:
         if answered.mistakes:
-            whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
+            whom = heading((name, adaptation)) if adaptation else of_part(name, run.part())
             pictures = [_picture(mistake, names) for mistake in answered.mistakes]
             blocks += [block("paragraphs", [whom], "soft"), block("group", pictures, "mistakes")]
     return [block("heading", "Most confident mistakes"), *blocks] if blocks else []
@@ -226,20 +214,18 @@ def _picture(mistake: Mistake, names: Sequence[str]) -> Markup:
 
 def _masks_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
-    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
+    firsts = [(variant.label, variant.runs[0]) for variant in variants]
+    runs = [(f"{label}, seed {run.seed}", run) for label, run in firsts if run.masks]
     if not runs:
         return []
     about = block("explanation", "spread", samples_scored(variants))
     blocks = [block("heading", "Dice by volume"), about]
-    for label, run in runs:
-        blocks.append(picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [picture(f"Dice by volume, {title}", _draw_spread(run)) for title, run in runs]
     blocks += [block("heading", "Truth and prediction"), block("explanation", "truth")]
-    for number, (label, run) in enumerate(runs[:_MASKED_RUNS]):
-        title, masks = f"{label}, seed {run.seed}", _labelled(run, _PICTURED)
-        rows = {name: answered.pictures for name, answered in masks.items()}
-        drawn = overlays(rows, run.data.get("classes", []))
-        inside = [picture(f"Masks of {title}", drawn)]
-        blocks.append(block("folded", title, inside, is_open=number == 0))
+    for title, run in runs[:_MASKED_RUNS]:
+        rows = {name: masks.pictures for name, masks in _labelled(run, _PICTURED).items()}
+        drawn = picture(f"Masks of {title}", overlays(rows, run.data.get("classes", [])))
+        blocks.append(block("folded", title, [drawn], is_open=title == runs[0][0]))
     return blocks
 
 
@@ -272,29 +258,28 @@ def _draw_spread(run: Run) -> bytes:
 def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
     maps, shared = [], []
-    for variant in variants:
-        run = variant.runs[0]
+    for label, run in ((variant.label, variant.runs[0]) for variant in variants):
         if rows := _distances_of(run):
-            title = f"{variant.label}, seed {run.seed}"
-            maps.append(block("folded", title, rows, is_open=not maps))
+            maps.append(block("folded", f"{label}, seed {run.seed}", rows, is_open=not maps))
         else:
-            shared.append(variant.label)
+            shared.append(label)
     return [block("batch_norms", maps, shared)]
 
 
 def _distances_of(run: Run) -> list[Markup]:
     """Returns a run's heat maps, a row of two rounds for each kind; [] if it wrote no distances."""
-    moments = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
+    stored = {title: read_distances(run.folder, name) for name, title in _MOMENTS.items()}
+    stored = {title: arrays for title, arrays in stored.items() if arrays}
     rows = []
     for kind, title in _TITLES.items():
-        matrices = {moment: stored[kind] for moment, stored in moments.items() if stored}
-        finite = [matrix[np.isfinite(matrix)] for matrix in matrices.values()]
+        finite = [arrays[kind][np.isfinite(arrays[kind])] for arrays in stored.values()]
         if any(map(len, finite)):
-            scale = {"greatest": float(np.concatenate(finite).max())}  # one for both rounds
+            greatest = float(np.concatenate(finite).max())  # one for both rounds
             maps = []
-            for moment, matrix in matrices.items():
-                names = (moments[moment][key].tolist() for key in ("layers", "clients"))
-                maps.append(heat_map(f"{title}, {moment}", *names, matrix, **scale))
+            for moment, arrays in stored.items():
+                names = (arrays[key].tolist() for key in ("layers", "clients"))
+                distances = arrays[kind]
+                maps.append(heat_map(f"{title}, {moment}", *names, distances, greatest=greatest))
             rows.append(block("group", maps, "side"))
     return rows
 
@@ -315,8 +300,7 @@ def _data_section(variants: Sequence[Variant]) -> list[Markup]:
     if len(data["clients"]) < data["number"]:
         selection = f"{len(data['clients'])} of {data['number']:,} clients."
         blocks.append(block("paragraphs", [selection], "soft"))
-    unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
-    parts_of = data["clients"] | unseen
+    parts_of = data["clients"] | {f"{name} (unseen)": x for name, x in data["unseen"].items()}
     for split in ("train", "validation", "test"):
         rows = {name: parts[split]["classes"] for name, parts in parts_of.items() if split in parts}
         if rows:
@@ -333,13 +317,13 @@ def _absences_section(variants: Sequence[Variant]) -> list[Markup]:
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for run in (run for variant in variants for run in variant.runs):
         for record in run.records:
-            reasons = {**record.get("left_out", {}), **record.get("refused", {})}
+            reasons = record.get("left_out", {}) | record.get("refused", {})
             for client, reason in reasons.items():
                 rounds.setdefault((str(run.folder), client, reason), []).append(record["round"])
-    rows = [
-        [*(TableCell(value, style="text") for value in key), len(numbers), numbers[0], numbers[-1]]
-        for key, numbers in rounds.items()
-    ]
+    rows = []
+    for names, numbers in rounds.items():
+        cells = [TableCell(name, style="text") for name in names]
+        rows.append([*cells, len(numbers), numbers[0], numbers[-1]])
     return [block("absences", rows)] if rows else []
 
 
@@ -349,11 +333,10 @@ def _runs_section(variants: Sequence[Variant]) -> list[Markup]:
     costs = []
     for label, run in runs:
         summary, sent = run.summary, run.summary.get("traffic", {})
+        minutes = sum(record["seconds"] for record in run.records) / 60
         row = [label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]]
-        row.append(f"{summary['seconds_per_round']:.3g}")
-        row.append(f"{sum(record['seconds'] for record in run.records) / 60:.1f}")
-        row.append(f"{summary['compile_seconds']:.3g}")
-        row.append(f"{summary['samples_per_second']:.0f}")
+        row += [f"{summary['seconds_per_round']:.3g}", f"{minutes:.1f}"]
+        row += [f"{summary['compile_seconds']:.3g}", f"{summary['samples_per_second']:.0f}"]
         row += [f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")]
         costs.append([*row, TableCell(run.folder, style="text")])
     commands = dict.fromkeys(_command(run) for _, run in runs)
@@ -366,24 +349,23 @@ def _machine(run: Run) -> str:
     """Returns the versions and devices of a run as a sentence."""
     machine = run.about.get("machine", {})
     versions = ", ".join(f"{name} {n}" for name, n in run.about.get("versions", {}).items())
-    parts = [machine.get(key) for key in ("device_kind", "cpu", "cores", "mesh")]
-    hardware = ", ".join(str(part) for part in parts if part)
+    parts = filter(None, map(machine.get, ("device_kind", "cpu", "cores", "mesh")))
+    hardware = ", ".join(map(str, parts))
     return f"{versions}; on {', '.join(run.about.get('devices', ()))} ({hardware})"
 
 
 def _command(run: Run) -> str:
     """Returns the shortest command that sets a run's configuration, from a packaged config."""
-    config = run.config
-    commands = []
+    config, commands = run.config, []
     for name in packaged_configs():
         values = packaged(name)
         # the command line cannot set a key back to None, so such configs are left out
         if all(config.get(key) is not None for key, value in values.items() if value is not None):
             changes = {key: value for key, value in config.items() if values.get(key) != value}
-            commands.append((len(changes), name, sorted(changes.items())))
+            commands.append((len(changes), name, changes))
     _, name, changes = min(commands, key=lambda command: command[:2])
-    parts = []
-    for key, value in changes:
+    parts = [f"--config {name}"]
+    for key, value in sorted(changes.items()):
         value_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"--config.{key}={shlex.quote(value_text)}")
-    return " ".join(("fedjax-bn", "--config", name, *parts))
+    return " ".join(("fedjax-bn", *parts))

@@ -1,8 +1,7 @@
 """Reads the papers' published numbers, and finds those that a report shows beside its cells.
 
-`paper_results.csv` has the numbers, a line for each cell of a table. `paper_protocols.json` has the
-configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
-sweeps, which define how every table is made.
+`paper_results.csv` has a line for each cell of a table, `paper_protocols.json` the configuration
+and the test of each row, which `launch/sweeps/coverage.py --protocols` writes from the sweeps.
 """
 
 import csv
@@ -69,14 +68,12 @@ def cells() -> tuple[PublishedNumber, ...]:
 def published(**fields: str) -> tuple[PublishedNumber, ...]:
     """Returns the numbers whose fields have given values: published(paper="FedBN", table="11").
 
-    Raises:
-      ValueError: no number has the given value of a field.
+    A value that no number has is a ValueError.
     """
     for field, value in fields.items():
-        valid = {getattr(number, field) for number in cells()}
+        valid = sorted({str(getattr(number, field)) for number in cells()})
         if value not in valid:
-            allowed = ", ".join(sorted(map(str, valid)))
-            raise ValueError(f"no published {field} is {value!r}; there are {allowed}")
+            raise ValueError(f"no published {field} is {value!r}; there are {', '.join(valid)}")
     return tuple(n for n in cells() if all(getattr(n, f) == v for f, v in fields.items()))
 
 
@@ -97,14 +94,8 @@ class _Protocol(NamedTuple):
     target: str | None  # the domains left out; None if several are left out in turn
 
 
-class _Training(NamedTuple):
-    """A row of a published table."""
-
-    protocol: _Protocol
-    numbers: Mapping[str, PublishedNumber]  # our domain -> number
-    adaptation: str
-    rules: tuple
-    planned: Mapping[str, Any]  # all keys of its configuration
+# (protocol, our domain -> number, all keys of the configuration) of a row of a published table
+_Training = tuple[_Protocol, Mapping[str, PublishedNumber], Mapping[str, Any]]
 
 
 class _Printed(NamedTuple):
@@ -128,10 +119,7 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     nearest: dict[str, tuple[tuple[int, int], _Printed]] = {}
     trainings = _trainings(table.name, table.dataset, table.score)
     rules = _rules(row.method, row.config) if trainings else ()
-    for training in trainings:
-        if (training.adaptation, training.rules) != (row.adaptation, rules):
-            continue
-        protocol, numbers = training.protocol, training.numbers
+    for protocol, numbers, planned in trainings.get((row.adaptation, rules), ()):
         if column in numbers:
             mean, std, source = numbers[column].mean, numbers[column].std, protocol.name
         elif column == MEAN and {*numbers, MEAN} == {*table.columns}:
@@ -139,7 +127,7 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
             source = f"mean of {protocol.name}"
         else:
             continue
-        differs = list(_differences(training, row))
+        differs = list(_differences(protocol, planned, row))
         # of equally near tables take the largest: ablations repeat rows of larger tables
         rank, paper = (len(differs), -len(protocol.rows)), protocol.where[0]
         if paper not in nearest or rank < nearest[paper][0]:
@@ -153,10 +141,10 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
 
 
 @cache  # called for each cell of a page
-def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
-    """Returns the rows of the papers' tables on a data set, one for each alternative of a row."""
+def _trainings(kind: str, dataset: str, metric: str) -> dict[tuple, list[_Training]]:
+    """Returns (adaptation, rules) -> rows of the papers' tables, and alternatives of a row."""
     protocols = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
-    trainings = []
+    trainings: dict[tuple, list[_Training]] = {}
     for protocol in (_Protocol(**fields) for fields in json.loads(protocols)):
         if (protocol.kind, protocol.dataset, protocol.metric) != (kind, dataset, metric):
             continue
@@ -166,9 +154,8 @@ def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
             numbers = {d: printed[head] for d, head in protocol.columns.items() if head in printed}
             for changes in row["changes"]:
                 planned = packaged(protocol.config) | protocol.changes | changes
-                rules = _rules(planned["method"], planned)
-                training = _Training(protocol, numbers, row["adaptation"], rules, planned)
-                trainings.append(training)
+                key = row["adaptation"], _rules(planned["method"], planned)
+                trainings.setdefault(key, []).append((protocol, numbers, planned))
     return trainings
 
 
@@ -188,10 +175,10 @@ def _rules(method: str, config: Mapping[str, Any]) -> tuple:
     return name, rules.get("share"), weigh, rules.get("data.perturb"), augmented, pooled
 
 
-def _differences(training: _Training, row: Row) -> Iterator[str]:
+def _differences(protocol: _Protocol, planned: Mapping[str, Any], row: Row) -> Iterator[str]:
     """Yields the differences of a run from a protocol, with both values."""
     # Of `pretrained` only counts whether there is a file, because users have their own paths.
-    config, planned, protocol = row.config, training.planned, training.protocol
+    config = row.config
     keys = config.keys() & planned.keys() - APART - _OF_ROWS
     if protocol.samples and any(row.data):  # the resulting numbers of samples are compared below
         keys -= _OF_ORIGINALS.keys()

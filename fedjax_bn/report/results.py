@@ -1,9 +1,9 @@
 """Computes tables of scores with intervals from runs, and their differences to a baseline.
 
 A score is a mean over seeds. Its 95 % interval is over seeds (Student's t) if there are several,
-else over the tested samples of the one seed. The same holds for the difference to the baseline,
-which is paired by seed where both have the seed, because runs of one seed share data and initial
-weights. A difference is over the clients that both rows have in all seeds.
+else over the tested samples of the one seed. So is that of the difference to the baseline, which is
+paired by seed, because runs of one seed share data and initial weights, and is over the clients
+that both rows have in all seeds.
 
 A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
 Stat. Assoc. 22, 1927). The method of Zou and Donner ("MOVER", Stat. Med. 27, 2008) combines them:
@@ -23,6 +23,7 @@ from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.runs import Run, Variant, relevant
 from fedjax_bn.training.records import QUANTILES, Record
+from fedjax_bn.training.score_tables import heading
 
 MEAN = "mean"
 _MANY = 8  # a table with more rows is sorted by score
@@ -155,9 +156,7 @@ class Cell(NamedTuple):
     value: Interval  # the mean over seeds
     seeds: int
     samples: int  # tested samples of a seed; 0 if unknown
-    # the difference to the baseline, over the clients that both have; None for the baseline itself,
-    # and if the baseline has no score of one of these clients
-    versus: Interval | None
+    versus: Interval | None  # the difference to the baseline, over the clients that both have
     clients: frozenset[tuple[str, str]] = frozenset()  # or domains, whose mean the score is
     common: int = 0  # in how many of them the baseline has a score too
 
@@ -177,7 +176,7 @@ class Row(NamedTuple):
     @property
     def label(self) -> str:
         """The name of the row in a table."""
-        return f"{self.variant} [{self.adaptation}]" if self.adaptation else self.variant
+        return heading((self.variant, self.adaptation))
 
 
 class Table(NamedTuple):
@@ -211,25 +210,22 @@ class Table(NamedTuple):
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     """Returns the table of internal clients, and the table of unseen domains if there are any.
 
-    Args:
-      variants: those of one data set.
-      baseline: the label or the method of a variant, else a ConfigError; "" takes fedavg, or else
-        the last variant.
+    `variants` are of one data set. `baseline` is the label or the method of one of them, else there
+    is a ConfigError; "" takes fedavg, or else the last variant.
     """
     methods = {variant.label: variant.method for variant in variants}
     name = baseline or "fedavg"
     fitting = [label for label in methods if name in (label, methods[label])]
     if baseline and not fitting:
         dataset = variants[0].runs[0].summary["dataset"]
-        message = f"the baseline {baseline!r} is the method of no run on {dataset}"
-        raise ConfigError(message + nearest(baseline, methods))
+        hint = nearest(baseline, methods)
+        raise ConfigError(f"--baseline={baseline!r} is no run on {dataset}{hint}")
     chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
-    outside = {
-        (variant.label, adaptation): scores
-        for variant in variants
-        for adaptation, scores in _outside(variant.runs).items()
-    }
+    outside = {}
+    for variant in variants:
+        scores = _outside(variant.runs)
+        outside |= {(variant.label, adaptation): scores[adaptation] for adaptation in scores}
     tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
         adaptations = [adaptation for label, adaptation in outside if label == chosen]
@@ -246,12 +242,9 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     several = len({run.target for run in runs}) > 1
     for run in runs:
         clients = dict(run.summary["accuracy"]["internal"])
-        mean = _score(run, clients.pop(MEAN), clients)
-        if several:
-            scores.setdefault(f"mean without {run.target or 'none'}", {})[run.seed] = mean
-            continue
-        scores.setdefault(MEAN, {})[run.seed] = mean
-        for client, value in clients.items():
+        column = f"mean without {run.target or 'none'}" if several else MEAN
+        scores.setdefault(column, {})[run.seed] = _score(run, clients.pop(MEAN), clients)
+        for client, value in () if several else clients.items():
             scores.setdefault(client, {})[run.seed] = _score(run, value, {client: value})
     return _with_mean(scores) if several else scores
 
@@ -264,10 +257,7 @@ def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
             for adaptation, value in row.items():
                 seeds = by_adaptation.setdefault(adaptation, {}).setdefault(domain, {})
                 seeds[run.seed] = _score(run, value, {domain: value}, adaptation)
-    return {
-        name: _with_mean(scores) if len(scores) > 1 else scores
-        for name, scores in by_adaptation.items()
-    }
+    return {name: _with_mean(x) if len(x) > 1 else x for name, x in by_adaptation.items()}
 
 
 def _with_mean(scores: _Scores) -> _Scores:
@@ -276,11 +266,10 @@ def _with_mean(scores: _Scores) -> _Scores:
     # a seed that lacks a hard domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
         columns = {column: seeds[seed] for column, seeds in scores.items()}
-        shares = {
-            (f"{column} {population}", name): share
-            for column, score in columns.items()
-            for (population, name), share in score.shares.items()
-        }
+        shares = {}
+        for column, score in columns.items():
+            for (population, name), share in score.shares.items():
+                shares[f"{column} {population}", name] = share
         value = float(np.mean([score.value for score in columns.values()]))
         mean[seed] = _Score(value, shares, " ".join(score.data for score in columns.values()))
     return ({MEAN: mean} if mean else {}) | scores
@@ -288,20 +277,16 @@ def _with_mean(scores: _Scores) -> _Scores:
 
 def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
     """Returns a score, with the shares of the clients or domains whose mean it is."""
-    shares = {}
+    shares, population = {}, ""
     # Quantiles of many clients compare only with those of the same clients.
-    population = ""
     if not adaptation and QUANTILES.keys() <= run.summary["accuracy"]["internal"].keys():
         population = f"{run.about.get('form', {}).get('clients')} {run.config['clients']}"
     for name, percent in parts.items():
         answers = run.answers.get((name, adaptation))
         right = answers.right if answers else None
-        shares[population, name] = _Share(_number(percent), run.tested(name, adaptation), right)
-    return _Score(_number(value), shares, run.about["data"])
-
-
-def _number(percent: float | None) -> float:
-    return float("nan") if percent is None else percent
+        percent = math.nan if percent is None else percent
+        shares[population, name] = _Share(percent, run.tested(name, adaptation), right)
+    return _Score(math.nan if value is None else value, shares, run.about["data"])
 
 
 def _table(
@@ -319,18 +304,15 @@ def _table(
     table_rows = []
     for (label, adaptation), scores in rows.items():
         compared = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
-        cells = {
-            column: _cell(seeds, compared.get(column, {}), proportions)
-            for column, seeds in scores.items()
-        }
+        cells = {c: _cell(seeds, compared.get(c, {}), proportions) for c, seeds in scores.items()}
         run = runs[label][0]
         config = relevant(run) | {"target": run.target}
         data = tuple(run.data for run in runs[label])
         part = part_of_all(run.part(name) for run in runs[label])
         sizes = tuple(dict.fromkeys(run.size for run in runs[label] if run.size))
         table_rows.append(Row(run.method, label, adaptation, cells, config, data, part, sizes))
-    named = Row("", *baseline, {}).label  # the baseline may have no row in this table
-    table = Table(name, dataset, score, columns, tuple(table_rows), named)
+    # The baseline may have no row in this table.
+    table = Table(name, dataset, score, columns, tuple(table_rows), heading(baseline))
     order = table.ranked(columns[0])
     best, *followers = (rows[row.variant, row.adaptation][columns[0]] for row in order)
     gaps = [_difference(best, seeds, proportions)[0] for seeds in followers]
@@ -361,16 +343,15 @@ def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Int
     clients = set.intersection(*names) if seeds and baseline else set()
     if not clients:
         return None, 0
-    scores, others = (
-        {seed: score.over(clients) for seed, score in row.items()} for row in (seeds, baseline)
-    )
+    seeds = {seed: score.over(clients) for seed, score in seeds.items()}
+    baseline = {seed: score.over(clients) for seed, score in baseline.items()}
     common = sorted(set(seeds) & set(baseline))
     if not common:
-        rows = ([score.value for score in row.values()] for row in (scores, others))
+        rows = ([score.value for score in row.values()] for row in (seeds, baseline))
         return welch(*rows), len(clients)
-    gap = over_seeds([scores[seed].value - others[seed].value for seed in common])
+    gap = over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
     if len(common) == 1:
-        score, compared = scores[common[0]], others[common[0]]
+        score, compared = seeds[common[0]], baseline[common[0]]
         shapes = [[part.shape for part in row.right] for row in (score, compared)]
         # both models find the same samples hard, so a paired difference varies less
         if score.right and score.data == compared.data and shapes[0] == shapes[1]:

@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
@@ -20,14 +19,12 @@ from fedjax_bn.training.score_tables import part_tested
 from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 
 # Keys on which no number depends, and keys that a report puts side by side: seeds, targets, tests.
-APART = frozenset(
-    (
-        *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
-        *("data.path", "data.cache", "data.device_megabytes", "population"),
-        *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
-        *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
-    )
-)
+APART = {
+    *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
+    *("data.path", "data.cache", "data.device_megabytes", "population"),
+    *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
+    *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
+}
 EQUALS_FEDAVG = (
     "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "
     "rounding: its numbers here can only be FedAvg's"
@@ -45,32 +42,12 @@ class Run(NamedTuple):
     # (client, "") or (unseen domain, adaptation) -> which samples were answered rightly; empty for
     # other tasks and runs that wrote none
     answers: Mapping[tuple[str, str], Answered]
-    masks: Mapping[tuple[str, str], AnsweredMasks] = {}  # likewise: Dice, and some pictures
-
-    @property
-    def config(self) -> Record:
-        """Dotted key -> value; keys that the run's version lacked have their defaults."""
-        return _defaults() | self.about["config"]
-
-    @property
-    def method(self) -> str:
-        """The name of the run's method."""
-        return name_of(self.summary["method"])
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.summary["seed"]
-
-    @property
-    def target(self) -> str:
-        """The domains that were left out of training; "" if none were."""
-        return str(self.config["target"])
-
-    @property
-    def score(self) -> str:
-        """What the percentages are: accuracy, mAP50 of a detector, or Dice of masks."""
-        return self.summary.get("score", "accuracy")
+    masks: Mapping[tuple[str, str], AnsweredMasks]  # likewise: Dice, and some pictures
+    config: Record  # dotted key -> value; keys that the run's version lacked have their defaults
+    method: str  # its name, without options
+    seed: int
+    target: str  # the domains that were left out of training; "" if none were
+    score: str  # what the percentages are: accuracy, mAP50 of a detector, or Dice of masks
 
     @property
     def size(self) -> str:
@@ -115,9 +92,7 @@ def samples_scored(variants: Sequence[Variant]) -> str:
     For masks also at which size Dice was taken.
     """
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
-    inside, outside = (
-        part_of_all(run.part(whom) for _, run in runs) for whom in ("internal", "unseen")
-    )
+    inside, outside = (part_of_all(run.part(w) for _, run in runs) for w in ("internal", "unseen"))
     samples = f"{inside} samples"
     if inside != outside and any(run.summary["accuracy"]["unseen"] for _, run in runs):
         samples += f" of clients and {outside} samples of unseen domains"
@@ -138,30 +113,20 @@ def samples_of(variants: Sequence[Variant], whom: str) -> str:
     return name if part == "test" else f"{name} ({part} samples)"
 
 
-def _as_json(config: ConfigDict) -> Record:
-    """Returns dotted key -> value of a configuration, with tuples as lists, as JSON stores them."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
-
-
-@cache
-def _defaults() -> Record:
-    return _as_json(base())
-
-
 @cache  # reading a config file takes 50 ms
-def packaged(name: str) -> Record:
-    """Returns dotted key -> value of a packaged config, as JSON stores them."""
-    return _as_json(read(name))
+def packaged(name: str = "") -> Record:
+    """Returns dotted key -> value of a packaged config, or the defaults, as JSON stores them."""
+    config = read(name) if name else base()
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """Returns the finished runs in folders, at any depth, and notes on runs that were left out.
 
-    Raises:
-      WorkdirError: a folder does not exist, there is no finished run, or one is damaged.
+    A missing folder, no finished run, and a damaged one are WorkdirErrors.
     """
     folders, runs, notes = list(folders), [], []
-    for place in (place for folder in folders for place in _workdirs(Path(folder))):
+    for place in chain(*map(_workdirs, map(Path, folders))):
         if (place / "summary.json").exists():
             runs.append(_read_run(place))
         else:
@@ -180,18 +145,19 @@ def _read_run(place: Path) -> Run:
     kinds: dict[type, dict] = {Answered: {}, AnsweredMasks: {}}
     for key, entry in read_answers(place).items():
         kinds[type(entry)][key] = entry
-    return Run(place, about, summary, records, data, *kinds.values())
+    config = packaged() | about["config"]
+    method, target = name_of(summary["method"]), str(config["target"])
+    facts = config, method, summary["seed"], target, summary.get("score", "accuracy")
+    return Run(place, about, summary, records, data, *kinds.values(), *facts)
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
     """Yields the workdirs in a folder, a run before its baselines."""
-    if (folder / "config.json").exists() or (folder / "summary.json").exists():
+    is_workdir = (folder / "config.json").exists() or (folder / "summary.json").exists()
+    if is_workdir:
         yield folder
-        # the other folders of a workdir hold many files and no runs
-        children = folder.glob("baselines/*")
-    else:
-        children = folder.glob("*")
-    for child in sorted(children):
+    # the other folders of a workdir hold many files and no runs
+    for child in sorted(folder.glob("baselines/*" if is_workdir else "*")):
         if child.is_dir() and not child.name.startswith("."):
             yield from _workdirs(child)
 
@@ -247,12 +213,10 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     for run in runs:
         # as text, because lists cannot be hashed
         group = groups.setdefault((run.method, str(sorted(relevant(run).items()))), {})
-        twin = group.setdefault((run.seed, run.target), run)
-        if twin is not run:
+        if (twin := group.setdefault((run.seed, run.target), run)) is not run:
             same = "method, keys, seed and target"
             notes.append(f"{run.folder} repeats {twin.folder} ({same}): it is left out.")
-    firsts = [next(iter(group.values())) for group in groups.values()]
-    configs = [(run.method, relevant(run)) for run in firsts]
+    configs = [(key[0], relevant(next(iter(group.values())))) for key, group in groups.items()]
     variants = []
     for (method, config), group in zip(configs, groups.values(), strict=True):
         siblings = [entry for name, entry in configs if name == method]
@@ -261,7 +225,7 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
         for key in differ:
             values = [spell(sibling.get(key)) for sibling in siblings]
             # a label leaves out the method's own rule, or else the value of more than half
-            rule = own_rules(method).get(key, "empty" if _defaults().get(key) == "" else None)
+            rule = own_rules(method).get(key, "empty" if packaged().get(key) == "" else None)
             value, count = Counter(values).most_common(1)[0]
             usual = rule if rule in values else value if 2 * count > len(values) else None
             if spell(config[key]) != usual:

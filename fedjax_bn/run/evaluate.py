@@ -1,8 +1,7 @@
 """The command `evaluate`: tests a finished run without training, also on new domains.
 
-Training data are needed only if the internal clients are tested. A published dataset has fixed
-names of domains, and a new hospital is not among them, so data at another path are read with the
-domains that are there, whose classes are those of the run (a domain need not have all of them):
+Training data are needed only if the internal clients are tested. Data at another path are read with
+the domains that are there, whose classes are those of the run (a domain need not have all of them):
 
     PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
     PATH/DOMAIN/images/*.png with masks in PATH/DOMAIN/masks, as `data.name=masks` reads them
@@ -11,7 +10,7 @@ domains that are there, whose classes are those of the run (a domain need not ha
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -27,7 +26,6 @@ from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
-from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config.file import read
@@ -53,13 +51,12 @@ from fedjax_bn.training.evaluation.evaluate import (
 )
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.plots import alphas_of, features_of
-from fedjax_bn.training.population import PopulationState
+from fedjax_bn.training.population import AnyState
 from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.records import Record, by_client
 from fedjax_bn.training.start import data_hash
 
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
-_State = FederatedState | PopulationState
 _OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
@@ -79,8 +76,8 @@ class Request(NamedTuple):
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
     """Tests a finished run and writes FOLDER/evaluations/NAME.json, and its plots beside it.
 
-    Returns the content of NAME.json, and the paths of all files written. A workdir that cannot be
-    read is a WorkdirError or CheckpointError; what does not suit the run is a ConfigError.
+    Returns the content of NAME.json, and the paths of all files written. What does not suit the
+    run is a ConfigError, a workdir that cannot be read a WorkdirError or CheckpointError.
     """
     about = finished_run.read_about(folder)
     trained = finished_run.remembered(about, request.trust)
@@ -99,10 +96,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         trained.adaptations = ()
     check_adaptations(trained, config.adaptations)
     keep_compiled(trained.compilation_cache)
-    with (
-        recorded_code(folder, about, typed.values(), request.trust),
-        as_config_errors(),
-    ):
+    with recorded_code(folder, about, typed.values(), request.trust), as_config_errors():
         result, contents = _tested(folder, request, about, trained, config, say)
     place, start = folder / "evaluations", file_name(request.name)
     files = {place / f"{start}{end}": content for end, content in contents.items()}
@@ -122,16 +116,15 @@ def evaluate(folder: Path, request: Request) -> None:
     part, score = score_tables.part_tested(result), result.get("score", "accuracy")
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
-    of_measures = {f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()}
-    of_measures[f"internal, own{tested and f' ({part})'}"] = _transposed(measures["internal"])
-    tables: list[tuple[Any, ...]] = [
-        (_transposed(result["unseen"]), f"unseen, {score} %"),
-        (result["internal"], f"internal, {tested}{score} %"),
-        *((rows, title, score_tables.OF_MEASURES) for title, rows in of_measures.items()),
-    ]
-    for rows, *words in tables:
+    tables = {
+        f"unseen, {score} %": _transposed(result["unseen"]),
+        f"internal, {tested}{score} %": result["internal"],
+        **{f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()},
+        f"internal, own{tested and f' ({part})'}": _transposed(measures["internal"]),
+    }
+    for title, rows in tables.items():
         if rows:
-            print(f"\n{score_tables.accuracies(rows, *words)}")
+            print(f"\n{score_tables.accuracies(rows, title, score_tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
 
 
@@ -152,19 +145,16 @@ def _tested(
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
     experiment, state, number = finished_run.restore(folder, trained, form)
-    is_adapted = COLLECTION in served_variables(state)
-    unsuited = {
-        "--tsne needs the features of a classifier": request.tsne
-        and not experiment.task.classifies,
-        f"--alphas: {NEEDS['zero_shot_adapter']}": request.alphas and not is_adapted,
-    }
-    for problem, occurs in unsuited.items():
-        if occurs:
-            raise ConfigError(problem)
+    if request.tsne and not experiment.task.classifies:
+        raise ConfigError("--tsne needs the features of a classifier")
+    if request.alphas and COLLECTION not in served_variables(state):
+        raise ConfigError(f"--alphas: {NEEDS['zero_shot_adapter']}")
     tested = _domains_to_test(config, trained, form, request)
-    choices = choose_adaptations(config, experiment.model)
-    scoring = read_evaluation(config, experiment.method)
-    experiment = experiment._replace(unseen=tested.domains, adaptations=choices, evaluation=scoring)
+    experiment = experiment._replace(
+        unseen=tested.domains,
+        adaptations=choose_adaptations(config, experiment.model),
+        evaluation=read_evaluation(config, experiment.method),
+    )
     say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
     record = unseen_evaluator(experiment)(state, answers)
@@ -192,10 +182,9 @@ def _tested(
             result["notes"] = [TESTED_ON_VALIDATION]
     if any(measures.values()):
         result["measures"] = measures
-    score = experiment.task.score.name
     if not experiment.task.classifies:
-        result["score"] = score
-    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], score))
+        result["score"] = experiment.task.score.name
+    files: dict[str, _Content] = dict(plots.ablations(result["unseen"], experiment.task.score.name))
     files |= _plots(experiment, state, tested, request)
     if config.predictions and answers:
         files[f"-predictions.{config.predictions}"] = predictions_of(answers, config.predictions)
@@ -211,10 +200,7 @@ def _domains_to_test(
     if same and not config.target:
         if request.internal:
             return Dataset(config.data.name, 0, (), (), ())
-        raise ConfigError(
-            "the run left no domain out, so there is nothing unseen to test: name a domain with "
-            "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
-        )
+        raise ConfigError("the run left no domain out: set config.target, data.path or --internal")
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
     data = read_new(config, trained, form)
@@ -224,20 +210,20 @@ def _domains_to_test(
         domains = [Domain(n, None, None, _stretched(split, form["shape"])) for n, split in stored]
         tested = tested._replace(domains=tuple(domains))
     images, labels, _ = tested.domains[0].test
-    facts = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
-    facts_trained = (form["shape"], form["dtype"], form["num_classes"])
-    words = _in_words(*facts, form_of_labels(labels)), _in_words(*facts_trained, form)
-    if words[0] != words[1]:
+    form_tested = {"shape": list(images.shape[1:]), "dtype": str(images.dtype)}
+    form_tested |= {"num_classes": tested.num_classes} | form_of_labels(labels)
+    if _in_words(form_tested) != _in_words(form):
         raise ConfigError(
-            f"the run was trained on samples of {words[1]}, but those to test have {words[0]}: "
+            f"samples of the run have {_in_words(form)}, those to test {_in_words(form_tested)}: "
             "--resize brings images to the run's size"
         )
     return tested
 
 
-def _in_words(shape: Sequence[int], dtype: str, classes: int, labels: Record) -> str:
-    kind = next((kind for kind in ("masks", "boxes") if kind in labels), "one class")
-    return f"shape {shape} ({dtype}) in {classes} classes, with {kind} each"
+def _in_words(form: Record) -> str:
+    labels = next((kind for kind in ("masks", "boxes") if kind in form), "one class")
+    shape, dtype, count = (form[key] for key in ("shape", "dtype", "num_classes"))
+    return f"shape {shape} ({dtype}) in {count} classes, with {labels} each"
 
 
 def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
@@ -266,15 +252,13 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
         return read_data(config)
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
-    roots = {root.name: root for root in matching}
-    parent = path
+    roots, parent = {root.name: root for root in matching}, path
     if not roots and folders.match_folders(inside, classes):
         roots, parent = {path.resolve().name: path}, path.parent
     if not roots or not roots.keys() >= set(domains):
         raise ConfigError(
-            f"config.data.domains={tuple(domains)}, but {path} holds classes of the run for "
-            f"{', '.join(roots) or 'no domain'}: give DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one "
-            f"domain, CLASS of {', '.join(classes)}"
+            f"config.data.domains={tuple(domains)}, but {path} has {', '.join(roots) or 'none'}: "
+            f"give DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
         )
     roots = {domain: roots[domain] for domain in domains or roots}
     listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
@@ -301,14 +285,13 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
         moved.data.path, moved.data.cache = config.data.path, config.data.cache
     built = build(moved)
     if data_hash(built) != about["data"]:
-        raise WorkdirError(
-            f"the data in {moved.data.path or moved.data.name} are not those of the run (their "
-            "hash differs): give --config.data.path"
-        )
+        place = moved.data.path or moved.data.name
+        fault = f"the data in {place} are not those of the run (their hash differs)"
+        raise WorkdirError(f"{fault}: give --config.data.path")
     return built
 
 
-def _served_scores(experiment: Experiment, built: Experiment, state: _State) -> Record:
+def _served_scores(experiment: Experiment, built: Experiment, state: AnyState) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in clients_tested(built.evaluation, len(domains))]
@@ -324,10 +307,7 @@ def _served_scores(experiment: Experiment, built: Experiment, state: _State) -> 
 
 
 def _plots(
-    experiment: Experiment,
-    state: _State,
-    tested: Dataset,
-    request: Request,
+    experiment: Experiment, state: AnyState, tested: Dataset, request: Request
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
     variables, model = served_variables(state), experiment.model

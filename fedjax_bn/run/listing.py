@@ -32,14 +32,21 @@ def listing(names: Sequence[str]) -> str:
         raise ConfigError(f"{kind} has no {brief(unknown)}{nearest(unknown, table)}")
     if chosen and kind in _CHOICES:
         return _options(kind, chosen[0], table[chosen[0]])
-    return "\n".join(_entry(kind, name, table[name]) for name in chosen or table)
+    entries = []
+    for name in chosen or table:
+        if kind == "keys":
+            entries.append(_described(name, table[name], table[name].meaning))
+        elif kind == "configs":
+            entries.append(_wrapped(name, _first_line(table[name].read_text())))
+        else:
+            title = ":".join((name, *_arguments_of(kind, name, table[name])))
+            entries.append(_wrapped(title, _first_line(inspect.getdoc(table[name]))))
+    return "\n".join(entries)
 
 
 def _table(kind: str) -> Mapping[str, Any]:
-    if kind == "keys":
-        return KEYS
-    if kind == "configs":
-        return packaged_configs()
+    if kind in ("keys", "configs"):
+        return KEYS if kind == "keys" else packaged_configs()
     from fedjax_bn.adaptation.choice import ADAPTATIONS  # most need JAX
     from fedjax_bn.run.experiment import datasets, method
 
@@ -55,27 +62,18 @@ def _table(kind: str) -> Mapping[str, Any]:
     }[kind]
 
 
-def _entry(kind: str, name: str, value: Any) -> str:
-    if kind == "keys":
-        return _described(name, value, value.meaning)
-    if kind == "configs":
-        return _wrapped(name, _first_line(value.read_text()))
-    options = _arguments_of(kind, name, value)
-    return _wrapped(":".join((name, *options)), _first_line(inspect.getdoc(value)))
-
-
 def _described(name: str, argument: Argument, meaning: str) -> str:
     """Returns `name=default  (type)` of an option or key, with its meaning below."""
-    default = argument.default
-    text = ",".join(default) if argument.kind is tuple else "" if default is None else str(default)
+    default = "" if argument.default is None else argument.default
+    text = ",".join(default) if argument.kind is tuple else str(default)
     text = "..." if default is REQUIRED else text
     return _wrapped(f"{name}={text}  ({_type(argument)})", meaning)
 
 
 def _wrapped(title: str, meaning: str) -> str:
     # A name such as `package.module:function` stays whole, to be copied.
-    options = {"break_on_hyphens": False, "break_long_words": False}
-    return "\n    ".join((title, *textwrap.wrap(meaning, 76, **options)))
+    wrapped = textwrap.wrap(meaning, 76, break_on_hyphens=False, break_long_words=False)
+    return "\n    ".join((title, *wrapped))
 
 
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
@@ -95,12 +93,10 @@ def _options(kind: str, name: str, function: Callable[..., Any]) -> str:
     if kind == "methods":  # a variant such as `fediga` has the options of its family, `fedig`
         module = inspect.getmodule(function)
         meanings = _meanings(getattr(module, module.__name__.rpartition(".")[2], None)) | meanings
-    options = [
-        _described(f":{key}", option, meanings.get(key, ""))
-        for key, option in _arguments_of(kind, name, function).items()
-    ]
+    options = _arguments_of(kind, name, function)
+    texts = [_described(f":{key}", options[key], meanings.get(key, "")) for key in options]
     title = f"{name}: {_first_line(inspect.getdoc(function))}\n"
-    return "\n".join((title, *(options or ["It has no options."])))
+    return "\n".join((title, *(texts or ["It has no options."])))
 
 
 def _meanings(function: Callable[..., Any] | None) -> dict[str, str]:

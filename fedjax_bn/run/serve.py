@@ -1,6 +1,7 @@
 """The command `serve`: writes a model of a finished run, an unseen client's or a client's own."""
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -12,7 +13,6 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import split_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
-from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.run.config import assign
 from fedjax_bn.run.experiment.build import choose_adaptations
@@ -23,7 +23,7 @@ from fedjax_bn.run.files.finished_run import recorded_code
 from fedjax_bn.serving.folder import FORM, About, write_served
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.population import PopulationState
+from fedjax_bn.training.population import AnyState, PopulationState
 from fedjax_bn.training.workdir import Record
 
 
@@ -40,8 +40,8 @@ def run(
     Args:
       changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
       trust: whether to import code that the run's folder names.
-      client: whose own model is written, with the way in which `evaluate --internal` predicts
-        unless `changes` names adaptations; empty: what an unseen client receives.
+      client: whose own model is written; empty: what an unseen client receives. Unless `changes`
+        has adaptations, it predicts as in `evaluate --internal`.
     """
     about = finished_run.read_about(folder)
     trained = finished_run.remembered(about, trust)
@@ -52,33 +52,26 @@ def run(
     config = _with_adaptations(trained, changes)
     check_adaptations(trained, config.adaptations)
     trained.adaptations = ()  # those of `config` are built below
-    with (
-        recorded_code(folder, about, dict(changes).values(), trust),
-        as_config_errors(),
-    ):
+    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
         experiment, state, number = finished_run.restore(folder, trained, about["form"])
         for note in _notes(experiment, state, bool(config.privacy), client):
             say(note)
-        if client and not changes:  # it predicts as it does in `evaluate --internal`
+        if client and not changes:
             statistics = experiment.method.statistics
             if statistics not in (None, gated_statistics):
-                raise ConfigError(
-                    "a served model does not hold the statistics rule by which the method's "
-                    "clients predict: set config.adaptations, or use load_run(WORKDIR).predict"
-                )
+                raise ConfigError("clients' statistics are not served: set config.adaptations")
             config.adaptations = ("learned_alpha" if statistics else "running",)
         variables = served_variables(state)
         if client:
             has_trained = finished_run.trained_clients(folder, clients, number)
             variables = variables_of_client(state, clients.index(client), has_trained)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
-        try:
-            write_served(to, facts, variables, choose_adaptations(config, experiment.model))
-        except ImportError as error:  # flatbuffers
-            if not facts.is_of_library:  # such a model is served as a program alone
-                raise
-            say(f"served without programs: {error}")
-            write_served(to, facts, variables, {})
+        choices = choose_adaptations(config, experiment.model)
+        # Another model is served as a program alone.
+        if facts.is_of_library and not find_spec("flatbuffers"):
+            say("served without programs, which need flatbuffers")
+            choices = {}
+        write_served(to, facts, variables, choices)
     of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
 
@@ -90,13 +83,10 @@ def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -
         if key != "adaptations":
             raise ConfigError(f"config.{key} is the run's own: `serve` takes adaptations alone")
         assign(config, key, value)
-    names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
-    served = tuple(value for value, name in names.items() if name != ensemble.__name__)
-    if changes and len(served) < len(names):
-        raise ConfigError(
-            "config.adaptations has ensemble, which needs the batch norms of every client, and "
-            "those do not leave: choose other adaptations"
-        )
+    texts = config.adaptations
+    served = tuple(x for x in texts if split_choice(x, ADAPTATIONS)[0] != ensemble.__name__)
+    if changes and len(served) < len(texts):
+        raise ConfigError("config.adaptations: ensemble needs all batch norms; leave it out")
     config.adaptations = served or ("running",)
     return config
 
@@ -127,21 +117,14 @@ def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int
     return facts
 
 
-def _notes(
-    experiment: Experiment, state: FederatedState | PopulationState, private: bool, client: str
-) -> Iterator[str]:
+def _notes(experiment: Experiment, state: AnyState, private: bool, client: str) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError("serve writes no detector: use fedjax_bn.tasks.detection in Python")
     if experiment.evaluation.personalization:
-        yield (
-            "evaluate lets clients adapt to labelled samples first (personalize_samples); "
-            "the served model is the one before that"
-        )
+        yield "the served model is not adapted to labelled samples first (personalize_samples)"
     personal = (state.state if isinstance(state, PopulationState) else state).personal
     if private and (leaves := len(jax.tree.leaves(personal))):
         model = f"the model of {shown(client)} with its" if client else "the clients' mean of"
-        yield (
-            f"{model} {leaves} personal leaves is served without noise: the run's epsilon "
-            "does not cover it, see docs/privacy.md"
-        )
+        cover = "the run's epsilon does not cover it, see docs/privacy.md"
+        yield f"{model} {leaves} personal leaves is served without noise: {cover}"

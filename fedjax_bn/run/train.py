@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import InterruptedRun
@@ -20,22 +19,22 @@ from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
 from fedjax_bn.run.files.finished_run import restore_state
-from fedjax_bn.run.files.ownership import claim, owned
-from fedjax_bn.training import checkpoint, score_tables, workdir
+from fedjax_bn.run.files.ownership import RunFiles, owned
+from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, StopRequests
 from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress, Warnings
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
-from fedjax_bn.training.evaluation.answers import Keep, write_answers
+from fedjax_bn.training.evaluation.answers import Keep
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.mesh import form_on, mesh_note
 from fedjax_bn.training.plots import draw_boxes, write_data_plots
-from fedjax_bn.training.population import start_population
-from fedjax_bn.training.processes import by_first, first, held_by_first, require_same
+from fedjax_bn.training.population import AnyState, start_population
+from fedjax_bn.training.processes import first
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -43,23 +42,17 @@ from fedjax_bn.training.records import (
     samples_a_round,
     summarize,
 )
-from fedjax_bn.training.rounds import open_rounds, recorded_round
-from fedjax_bn.training.start import (
-    Keys,
-    batches_of_one,
-    data_hash,
-    partition_table,
-    sample_input,
-)
-from fedjax_bn.training.workdir import SUMMARY, describe_machine, difference
+from fedjax_bn.training.rounds import Rounds, open_rounds, recorded_round
+from fedjax_bn.training.start import batches_of_one, data_hash, partition_table, sample_input
+from fedjax_bn.training.workdir import describe_machine
 
 
 def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], None]) -> None:
-    """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
+    """Trains a method and its baselines, writes reports and prints tables.
 
-    With `target=each`, `folder` has one workdir for each target, and a table of all targets,
-    targets.json. `write_report` makes the plots and the page of a finished run's folder. Of several
-    processes only the first one writes and prints.
+    With `target=each` it leaves out each domain in turn: `folder` has a workdir for each target,
+    and a table of all of them, targets.json. `write_report` makes the plots and the page of a
+    finished run's folder. Of several processes only the first one writes and prints.
     """
     say: Callable[[str], None] = print if first() else lambda text: None
     if config.target != "each":
@@ -76,11 +69,9 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     if not first():
         return
     rows = score_tables.by_target(by_target)
-    content = {
-        "targets": list(by_target),
-        "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
-    }
+    table = [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()]
     with owned(folder, wait=True):
+        content = {"targets": list(by_target), "accuracy": table}
         workdir.write_json(folder / "targets.json", content)
     named = {score_tables.heading(key): row for key, row in rows.items()}
     score = next(iter(by_target.values()))[0].get("score", "accuracy")
@@ -126,135 +117,96 @@ def run(
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
-    plan = experiment.plan
-    start = start_population(experiment, start)
+    plan, mesh = experiment.plan, experiment.mesh
     promised = plan.privacy(plan.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
     about |= promised | starting_record(plan.start_from) | describe_machine()
-    about["machine"]["mesh"] = mesh_note(experiment.mesh)
+    about["machine"]["mesh"] = mesh_note(mesh)
+    files = RunFiles(folder, plan, about)
     say = say if first() else lambda line: None
-    require_same("the configuration", plan.keys)
-    require_same("the data", about["data"])
-    by_first(lambda: claim(folder, plan.keys, about, plan.follows, write=False))
 
-    # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
-    # patience has fewer rounds, and stays as it is.
-    path = folder / "summary.json"
-    summary = by_first(lambda: workdir.read_json(path, SUMMARY) if path.exists() else None)
-    if summary and (summary["rounds"] >= plan.rounds or summary.get("stopped_early", False)):
+    # 2. A finished run has nothing to do.
+    if summary := files.finished():
         say(f"{folder} holds a finished run of {plan.method}; nothing to do.")
         return summary
 
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
-    with held_by_first(owned(folder)):
-        by_first(lambda: claim(folder, plan.keys, about, plan.follows))
-        if note := by_first(lambda: difference(folder, about)):
+    with files.continued(start_population(experiment, start), mesh, say) as (state, records):
+        form = form_on(state, mesh)  # a round donates the state
+        # 4. Print and draw what will be trained.
+        notes = (*experiment.notes, partition_table(experiment, state, modules))
+        for note in (*notes, *([] if mesh is None else [mesh_note(mesh)])):
             say(note)
-        state, records = resume(folder, start, experiment.mesh)
-        if records:
-            say(f"continuing from round {len(records)} of {plan.rounds} in {folder}")
-        return _finish(experiment, keys, folder, state, records, say, modules)
-
-
-def resume(
-    folder: Path, start: Callable[[], FederatedState], mesh: Mesh | None = None
-) -> tuple[FederatedState, list[Record]]:
-    """Returns the state from which a workdir's run continues, and the records up to it.
-
-    Records of later rounds are dropped. A damaged workdir is a WorkdirError or CheckpointError.
-    """
-    path = folder / "metrics.jsonl"
-    recorded = by_first(lambda: workdir.rounds_recorded(path))
-    state = checkpoint.latest_state(folder, start, recorded, mesh)
-    records = by_first(lambda: workdir.read_lines(path, int(state.round)))
-    by_first(lambda: workdir.keep_lines(path, records))
-    return state, records
-
-
-def _finish(
-    experiment: Experiment,
-    keys: Keys,
-    folder: Path,
-    state: FederatedState,
-    records: list[Record],
-    say: Callable[[str], None],
-    modules: bool,
-) -> Record:
-    """Runs the remaining rounds, continuing from `state` and `records`, and writes the summary."""
-    plan, form = experiment.plan, form_on(state, experiment.mesh)  # a round donates the state
-    # 4. Print and draw what will be trained, and compile a round.
-    for note in (*experiment.notes, partition_table(experiment, state, modules)):
-        say(note)
-    if experiment.mesh is not None:
-        say(mesh_note(experiment.mesh))
-    if first():
-        write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
-    rounds = open_rounds(experiment, keys, state)
-    bytes_sent = traffic(experiment.method, state, batches_of_one(experiment))
-    say(rounds.note)
-    say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
-
-    # 5. Train. The summary marks the run as finished: only pictures, which may fail, follow it.
-    compile_seconds = 0.0
-    if len(records) < plan.rounds and not out_of_patience(records, plan.patience):
-        say(f"compiling a round of {plan.method}")
-        began = time.perf_counter()
-        round = recorded_round(rounds.compile(state), experiment)
-        compile_seconds = time.perf_counter() - began
-        callbacks, stop = _callbacks(experiment, folder, say, records)
-        train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
-        if stop.asked:
-            raise InterruptedRun(
-                f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
-                "give the same command to continue"
+        if first():
+            write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
+        rounds = open_rounds(experiment, keys, state)
+        bytes_sent = traffic(experiment.method, state, batches_of_one(experiment))
+        say(rounds.note)
+        say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
+        # 5. Train.
+        compile_seconds = 0.0
+        if len(records) < plan.rounds and not out_of_patience(records, plan.patience):
+            compile_seconds = _train(experiment, folder, rounds, state, records, say)
+        spent = plan.privacy(len(records))
+        summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
+        if len(records) < plan.rounds:
+            say(
+                f"stopped after round {len(records)} of {plan.rounds}: the validation "
+                f"{experiment.task.score.name} was best in round {summary['selected_round']} "
+                f"(patience={plan.patience})"
             )
-    spent = plan.privacy(len(records))
-    summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
-    if len(records) < plan.rounds:
-        say(
-            f"stopped after round {len(records)} of {plan.rounds}: the validation "
-            f"{experiment.task.score.name} was best in round {summary['selected_round']} "
-            f"(patience={plan.patience})"
-        )
+        # The summary marks the run as finished: only pictures, which may fail, follow it.
+        _finish(experiment, files, form, summary)
+        return summary
+
+
+def _finish(experiment: Experiment, files: RunFiles, form: AnyState, summary: Record) -> None:
+    """Tests the selected round on unseen clients if that was left for the end; ends the run."""
+    answers: Keep = {}
     if experiment.evaluation.eval_unseen == "once":
-        selected, _ = restore_state(folder, form)
-        answers: Keep = {}
+        selected, _ = restore_state(files.folder, form)
         unseen_scores = unseen_evaluator(experiment)(selected, answers)
         summary["accuracy"]["unseen"] = unseen_scores.get("unseen", summary["accuracy"]["unseen"])
         if "unseen_measures" in unseen_scores:
             summary["measures"]["unseen"] = unseen_scores["unseen_measures"]
-        by_first(lambda: write_answers(folder, answers, plan.predictions))
-    by_first(lambda: checkpoint.delete_earlier(folder))
-    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
+    files.finish(summary, answers)
     # Pictures need all clients' models where one process can read them.
     by_client = isinstance(form, FederatedState) and jax.process_count() == 1
     if has_boxes(experiment.internal.domains[0].test.labels) and by_client:
-        draw_boxes(experiment, folder, restore_state(folder, form)[0])
-        with TensorBoard(folder, len(records), pictures="boxes"):
+        draw_boxes(experiment, files.folder, restore_state(files.folder, form)[0])
+        with TensorBoard(files.folder, summary["rounds"], pictures="boxes"):
             pass
-    return summary
 
 
-def _callbacks(
-    experiment: Experiment, folder: Path, say: Callable[[str], None], records: list[Record]
-) -> tuple[tuple[Any, ...], StopRequests]:
-    """Returns what happens between rounds, whose records are appended to `records`."""
-    plan, rounds_played, answers = experiment.plan, len(records), {}
+def _train(
+    experiment: Experiment,
+    folder: Path,
+    rounds: Rounds,
+    state: AnyState,
+    records: list[Record],
+    say: Callable[[str], None],
+) -> float:
+    """Compiles and runs the rounds that are left; appends to `records`, returns compile seconds."""
+    plan, answers = experiment.plan, {}
+    say(f"compiling a round of {plan.method}")
+    began = time.perf_counter()
+    round = recorded_round(rounds.compile(state), experiment)
+    compile_seconds = time.perf_counter() - began
     names = [domain.name for domain in experiment.internal.domains]
     score_all, stop = evaluator(experiment), StopRequests()
 
-    def evaluate(state: Any) -> Record:
+    def evaluate(state: AnyState) -> Record:
         answers.clear()
         return score_all(state, have_trained(records, names), answers)
 
     shown: tuple[Any, ...] = ()
     if first():
         samples, score = samples_a_round(experiment), experiment.task.score.name
-        progress = Progress(plan.method, plan.rounds, rounds_played, samples, score)
-        shown = (TensorBoard(folder, rounds_played), progress)
+        progress = Progress(plan.method, plan.rounds, len(records), samples, score)
+        shown = (TensorBoard(folder, len(records)), progress)
     # Their order makes a kill at any moment exact, see `training.loop.train`.
     callbacks = (
         Profile(plan.profile, folder / "profile"),
@@ -267,7 +219,11 @@ def _callbacks(
         stop,
         Checkpoints(folder, plan.checkpoint_every, records, [e.flush for e in shown[:1]]),
     )
-    return callbacks, stop
+    train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
+    if stop.asked:
+        fact = f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}"
+        raise InterruptedRun(f"{fact}: give the same command to continue")
+    return compile_seconds
 
 
 def describe_run(config: ConfigDict) -> str:

@@ -21,6 +21,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.run import train
+from fedjax_bn.run.files import ownership
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.population import start_population
@@ -122,11 +123,6 @@ class Recorded(NamedTuple):
     images: list[Image]
     states: dict[int, Any]  # by round
 
-    def start(self) -> Callable:
-        """What makes its first state."""
-        experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **self.changes))
-        return start_population(experiment, start)
-
 
 @pytest.fixture(scope="module", params=[{}, HOST], ids=["device", "host"])
 def recorded(request, tmp_path_factory):
@@ -170,11 +166,12 @@ def selected_in(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
-    start, lines, reached = recorded.start(), runs.lines(recorded.folder), set()
+    experiment, _, start = train.prepare(runs.config(rounds=ROUNDS, **recorded.changes))
+    start, lines, reached = start_population(experiment, start), runs.lines(recorded.folder), set()
     assert len(recorded.images) > 20
     for number, image in enumerate(recorded.images[::-every]):
         folder = lay(image, tmp_path / str(number))
-        state, records = train.resume(folder, start)
+        state, records = ownership.resume(folder, start)
         rounds = int(state.round)
         assert records == lines[:rounds] == runs.lines(folder)
         if rounds:

@@ -1,7 +1,6 @@
-"""Opens a finished run: its configuration, its model, its selected round.
+"""Opens a finished run: its configuration, its model, its selected round, without its data.
 
-A run's config.json holds the form of its samples, so its training data are not needed. A workdir
-may come from anybody: code that only it names is not imported (`recorded_code`).
+A workdir may come from anybody: code that only it names is not imported (`recorded_code`).
 """
 
 import os
@@ -39,12 +38,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 def read_about(folder: Path) -> Record:
     """Returns a finished run's config.json; a WorkdirError if it is missing or damaged."""
-    for name, state in (
-        ("config", "holds no run"),
-        ("summary", "holds a run that has not finished"),
-    ):
-        if not (folder / f"{name}.json").exists():
-            raise WorkdirError(f"{folder} {state}: give the workdir of a finished run")
+    for name in ("config.json", "summary.json"):
+        if not (folder / name).exists():
+            raise WorkdirError(f"{folder} has no {name}: give the workdir of a finished run")
     return workdir.read_json(folder / "config.json", FINISHED)
 
 
@@ -62,10 +58,7 @@ def configuration(flat: Record) -> ConfigDict:
 
 
 def remembered(about: Record, trust: bool = False) -> ConfigDict:
-    """Returns a finished run's configuration, with relative paths taken from where it was started.
-
-    A path that exists here stays as it is.
-    """
+    """Returns a finished run's configuration; paths not found here are from where it started."""
     config, place = configuration(about["config"]), _started_in(about)
     # Compiled programs are code, so only a run that is trusted chooses their folder.
     if not trust and config.compilation_cache != base().compilation_cache:
@@ -84,9 +77,8 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
         variables = run.variables("blueprint")
 
     Images have the stored form of the training images: `run.method.learned.prepare` standardizes
-    them with the run's constants. With `trust`, code that the workdir names, such as a model of
-    one's own, is imported, also from the folder where the run was started; without it only from
-    folders on `PYTHONPATH`.
+    them with the run's constants. With `trust`, code that the workdir names is imported, also from
+    the folder where the run was started; without it only from folders on `PYTHONPATH`.
 
     Raises:
       WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
@@ -99,8 +91,7 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
     config.adaptations = ()
     with recorded_code(folder, about, trust=trust):
         experiment, state, number = restore(folder, config, about["form"])
-    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
-    history = workdir.read_lines(lines, number) if lines.exists() else []
+    history = _history(folder, number) or []
     summary = workdir.read_json(folder / "summary.json", workdir.SUMMARY)
     return Result(experiment.method, state, tuple(about["form"]["clients"]), summary, history)
 
@@ -121,7 +112,7 @@ def restore(
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
     """Returns the state of a run's selected round, or else of its latest one, and its number.
 
-    `like` has its form. Without a checkpoint, or of another model, there is a CheckpointError.
+    `like` has its form. No checkpoint, or one of another model, is a CheckpointError.
     """
     for checkpoints in (folder / "checkpoints" / name for name in ("selected", "latest")):
         if checkpoints.is_dir():
@@ -133,8 +124,13 @@ def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, i
 
 def trained_clients(folder: Path, clients: list[str], rounds: int) -> np.ndarray | None:
     """Returns bool[K], which clients have trained in the first rounds; None without records."""
-    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
-    return have_trained(workdir.read_lines(lines, rounds), clients) if lines.exists() else None
+    records = _history(folder, rounds)
+    return None if records is None else have_trained(records, clients)
+
+
+def _history(folder: Path, rounds: int) -> list[Record] | None:
+    path = folder / "metrics.jsonl"  # what a Flower server has served has none
+    return workdir.read_lines(path, rounds) if path.exists() else None
 
 
 def dataset_of(form: Record) -> Dataset:
@@ -151,15 +147,15 @@ def recorded_code(
 ) -> AbstractContextManager[None]:
     """Returns a context in which a run's own configuration imports only what its user allows.
 
-    The user allows the names in `typed`, the values of keys that they have given, and modules of
-    folders on PYTHONPATH. With `trust` everything is allowed, and modules where the run was started
-    are found too.
+    That are the names in `typed`, the values of keys that the user has set, and modules of folders
+    on PYTHONPATH; with `trust` everything, also modules where the run was started.
     """
     place = _started_in(about)
     if trust:
         sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
         return nullcontext()
-    typed_names = {name for value in typed for name in _names(value)}
+    words = re.split(r"[\s,='\"()\[\]]+", " ".join(map(str, typed)))
+    typed_names = {":".join(word.split(":")[:2]) for word in words if ":" in word}
     started = f" (the run was started in {place})" if place else ""
     refusal = (
         f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
@@ -174,14 +170,6 @@ def _started_in(about: Record) -> Path | None:
     """Returns the folder where a run was started; None if it does not exist here."""
     place = Path(about.get("started_in", ""))
     return place if place.is_absolute() and place.is_dir() else None
-
-
-def _names(value: Any) -> set[str]:
-    """Returns each `module:name` in the value of a key."""
-    if isinstance(value, tuple | list):
-        return {name for part in value for name in _names(part)}
-    words = [part.split(":") for part in re.split(r"[\s,='\"()\[\]]+", str(value))]
-    return {":".join(word[:2]) for word in words if len(word) > 1}
 
 
 def _on_users_path(name: str) -> bool:
