@@ -72,12 +72,14 @@ def _name(meaning: str, *names: str) -> Argument:
 KEYS = {
     "method": _key(
         "fedbn",
-        "The method: one of `list methods`, such as fedprox:mu=0.1, or package.module:function.",
+        "The method: a name of `list methods` with its options, such as fedprox:mu=0.1, or your "
+        "own package.module:function:key=value.",
     ),
     "baselines": _key((), "Methods that are run beside it, each in WORKDIR/baselines/NAME."),
     "model": _key(
         "DigitCNN",
-        "The network: one of `list models`, such as ResNet18:width=16, or package.module:Class.",
+        "The network: a name of `list models` with its options, such as ResNet18:width=16, or your "
+        "own package.module:Class:key=value.",
     ),
     "task": _key(
         "",
@@ -85,13 +87,18 @@ KEYS = {
         "`list tasks`. Empty: what the labels say.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
-    "compute_dtype": _name("Type of computations; variables are float32.", "float32", "bfloat16"),
+    "compute_dtype": _name(
+        "Type in which layers compute; variables stay float32.", "float32", "bfloat16"
+    ),
     "rounds": _key(20, "Number of rounds of the federation.", Rounds),
     "local_epochs": _key(1, "Passes over its own data that a client makes in a round.", Steps),
     "client_epochs": _key((), "Epochs of each client, in order. Empty: local_epochs.", _EPOCHS),
     "local_steps": _key(0, "Steps of a client in a round, instead of epochs. 0: epochs.", StepsOr0),
     "local_selection": _key(
-        0, "Steps between validations of a client, which uploads its best state. 0: none.", StepsOr0
+        0,
+        "Steps between two validations of a client, which then uploads its best state of the "
+        "round (FedIG, A.2). 0: its last state.",
+        StepsOr0,
     ),
     "validate_with": _name(
         "Whose validation accuracy selects the round: of each client's own model, or of the "
@@ -113,7 +120,8 @@ KEYS = {
     "optimizer.weight_decay": _key(0.0, "Share of weights added to the gradient.", AtLeast0),
     "optimizer.keep": _key(False, "Whether clients keep the optimizer's state between rounds."),
     "start_from": _key(
-        "", "Workdir of a finished run: clients start from its model for unseen clients."
+        "",
+        "Workdir of a finished run from whose model clients start, as an unseen client gets it.",
     ),
     "share": _key(
         "",
@@ -155,14 +163,24 @@ KEYS = {
         "Differential privacy of clients: server:clip=1:noise=1 adds noise to the sum of clipped "
         "updates, client:clip=1:noise=1 to each; see `list privacy`. Empty: none.",
     ),
-    "on_nonfinite": _name("A non-finite update stops the run, or is dropped.", "stop", "drop"),
-    "target": _key(
-        "", "The unseen domain, several (a,b), a group, or `each` in turn. Empty: all train."
+    "on_nonfinite": _name(
+        "What a non-finite update does: it stops the run, or is dropped.", "stop", "drop"
     ),
-    "adaptations": _key(("running",), "How unseen clients predict, see `list adaptations`."),
+    "target": _key(
+        "",
+        "The unseen domain, several (a,b), or a group; `each` trains once for each domain. Empty: "
+        "all domains train.",
+    ),
+    "adaptations": _key(
+        ("running",), "How an unseen client predicts: `list adaptations`, with their options."
+    ),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
-    "eval_unseen": _name("Tests of unseen clients; once: in the selected round.", "always", "once"),
-    "eval_train_loss": _key(False, "Whether the training loss is evaluated too (FedBN, Fig. 3)."),
+    "eval_unseen": _name(
+        "When unseen clients are tested: always, or in the selected round.", "always", "once"
+    ),
+    "eval_train_loss": _key(
+        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
+    ),
     "predictions": _name(
         "Form of answers/*-predictions of the selected round: probabilities or masks' scores "
         "(csv), or all masks (npz). Empty: none.",
@@ -170,13 +188,19 @@ KEYS = {
     ),
     "eval_batch_size": _key(500, "Number of samples that are tested at once.", Samples),
     "eval_clients": _key(0, "Clients that are evaluated, drawn once. 0 for all.", StepsOr0),
-    "clients_named": _key(100, "Most clients that records name; more have quantiles.", Steps),
+    "clients_named": _key(
+        100, "Most clients that records name; of more they have quantiles.", Steps
+    ),
     "adapt_batch_size": _key(32, "Samples of a batch in the stream that adaptations see.", Samples),
     "checkpoint_every": _key(5, "Rounds between checkpoints. The last is always saved.", Rounds),
     "personalize_samples": _key(
-        None, "Labelled samples to which tested clients adapt. Empty: the method's own.", SamplesOr0
+        None,
+        "Labelled samples to which a tested client adapts first. Empty: the method's own.",
+        SamplesOr0,
     ),
-    "compilation_cache": _key("~/.cache/fedjax_bn/compiled", "Folder of compiled code.", _FOLDER),
+    "compilation_cache": _key(
+        "~/.cache/fedjax_bn/compiled", "Folder of compiled programs.", _FOLDER
+    ),
     "profile": _key(0, "Round, from 1, traced into WORKDIR/profile. 0: none.", RoundsOr0),
     "seed": _key(0, "Seed of all random numbers of a run.", Seed),
     "data.name": _key("scanners", "The dataset: a name of `list datasets`, for some with options."),
@@ -189,8 +213,8 @@ KEYS = {
     "data.cache": _key("~/.cache/fedjax_bn", "Folder in which decoded images are kept.", _FOLDER),
     "data.device_megabytes": _key(4000, "MB above which data stream from the host.", RoundsOr0),
     "data.split": _name(
-        "How a domain is split: by its published lists (official; validation of digits is drawn), "
-        "or at random. Empty: official where there is one.",
+        "How a domain is split: by its published lists (official, which also holds validation out "
+        "of digits), or at random. Empty: official where there is one.",
         *("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(0.1, "Share of a domain's samples that validates.", Share),
