@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import of_clients
+from fedjax_bn.arguments.ranges import Steps, bounded
 from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
@@ -21,15 +22,14 @@ from fedjax_bn.task import Task, classification, masked_mean
 Score = Callable[[Variables, Received], jax.Array]
 
 
-def best_of_round(score: Score, every: int = 20) -> Train:
+@bounded
+def best_of_round(score: Score, every: Steps = 20) -> Train:
     """Returns local training that keeps the variables with the best score of the round.
 
     The training makes the steps of `client.run_steps` and scores the variables after every `every`
     steps and after the last step; the first of equal scores wins. Steps without valid samples come
     last and are not counted. State, losses and counts are those of the whole round.
     """
-    if every < 1:
-        raise ValueError(f"best_of_round: every={every} must be at least 1")
 
     def train(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,

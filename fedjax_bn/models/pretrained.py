@@ -8,7 +8,8 @@ the Hugging Face hub (timm's conversions of torchvision's weights), or from torc
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,28 +156,31 @@ def _read(source: str | Path) -> _Tensors:
     # Imported only here: most runs start from scratch or from a file.
     hub = _imported("huggingface_hub", f"fetching {source}")
     name, _, revision = str(source).partition("@")
-    try:
+    with _faults_named(source, "cannot be fetched", "check the id, or give a file"):
         file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
-    except Exception as error:  # no network, no such repository, no such file, no space, ...
-        problem = f"cannot be fetched ({type(error).__name__}: {one_line(error)})"
-        remedy = "check the id, or give a file"
-        raise ValueError(f"pretrained weights {source} {problem}: {remedy}") from error
     return _read_file(Path(file))
 
 
 def _read_file(path: Path) -> _Tensors:
     safe = path.suffix == ".safetensors"
     module = _imported("safetensors.numpy" if safe else "torch", f"reading {path}")
-    try:
+    remedy = "fetch them again, or save model.float().state_dict()"
+    with _faults_named(path, "are damaged or hold objects", remedy):
         if safe:
             return module.load_file(path)
         # weights_only: an unpickler that makes tensors and nothing else.
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
-    except Exception as error:  # a damaged file may raise any type of exception in the readers
-        problem = f"are damaged or hold objects ({type(error).__name__}: {one_line(error)})"
-        remedy = "fetch them again, or save model.float().state_dict()"
-        raise ValueError(f"pretrained weights {path} {problem}: {remedy}") from error
+
+
+@contextmanager
+def _faults_named(source: str | Path, problem: str, remedy: str) -> Iterator[None]:
+    # A hub may be out of reach, and readers raise any type of exception for a damaged file.
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"pretrained weights {source} {problem} ({reason}): {remedy}") from error
 
 
 def _imported(name: str, purpose: str) -> Any:

@@ -86,11 +86,12 @@ def _require_finite(
             "on_nonfinite=drop to leave out some, not all"
         )
     if not np.isfinite(metrics["weights"]).all():
+        fault = "the weighing rule gave weights that are not finite"
         try:
             check_risks(counts, metrics["risk"], names)
         except ValueError as error:
-            raise RiskError(f"{round}: {error}") from error
-        raise RiskError(f"{round}: the weighing rule gave weights that are not finite")
+            fault = str(error)
+        raise RiskError(f"{round}: {fault}")
 
 
 def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:

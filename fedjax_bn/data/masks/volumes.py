@@ -139,13 +139,13 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
         volume = _open(path)
         from nibabel import orientations
 
-        if len(volume.shape) != 3:
-            raise ValueError(f"it has the shape {volume.shape}, not three axes")
         affine = np.array(volume.affine, np.float64)
         # The last three bits are the unit of length; the others are those of time.
         affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
-        if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
-            raise ValueError(f"its affine {affine.tolist()} has no three axes; write them there")
+        has_axes = np.isfinite(affine).all() and np.linalg.matrix_rank(affine[:3, :3]) == 3
+        if len(volume.shape) != 3 or not has_axes:
+            form = f"the shape {volume.shape} and the affine {affine.tolist()}"
+            raise ValueError(f"it has {form}, not three axes; write them there")
         # The nearest axes, so that no voxel is resampled.
         turn = orientations.ornt_transform(
             orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])
