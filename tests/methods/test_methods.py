@@ -20,7 +20,7 @@ KEY = jax.random.key(1)
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc"])
 def test_a_momentum_that_clients_keep_is_refused_where_a_fresh_one_is_assumed(name):
     make = METHODS[name]
-    with pytest.raises(ValueError, match=f"{name}: keep_optimizer=True"):
+    with pytest.raises(ValueError, match=f"{name}.*keep_optimizer=True"):
         make(NET, SGD, keep_optimizer=True)
     make(NET, optax.sgd(0.1), keep_optimizer=True)
     make(NET, SGD)

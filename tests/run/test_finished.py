@@ -67,6 +67,7 @@ def score_adaptations(state, data, texts, batch_size=32):
         mesh=None,
         task=classification(),
         evaluation=read_evaluation(runs.config(), fedbn(MODEL, optax.sgd(0.1))),
+        plan=SimpleNamespace(device_megabytes=4000),
     )
     return unseen_evaluator(experiment)(state)["unseen"]["fax"]
 

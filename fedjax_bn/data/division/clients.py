@@ -83,8 +83,9 @@ def make_clients(
     shares_fit = min(validation, test) >= 0 and validation + test < 1
     if split not in splits or not shares_fit or not leaves_domains:
         raise ValueError(
-            f"{data.name} needs data.split={split!r} in {splits}, data.validation={validation} and "
-            f"data.test={test} of 0 or more, together below 1, and {target=} without some domain"
+            f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
+            f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
+            "must leave domains that train"
         )
     if is_divided:
         internal = _with_validation(data, target_names, validation if split else 0.0, seed)
