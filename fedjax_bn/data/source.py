@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.domain import check_names_differ
 from fedjax_bn.data.labels import PyTree, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
@@ -46,16 +47,17 @@ class Source(NamedTuple):
 
 def check_source(source: Source) -> Source:
     """Returns the source with images and labels in the stored dtypes; ValueError if unsound."""
+    check_names_differ([pool.name for pool in source.pools], source.name)
     pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
-        parts = np.zeros(len(pool.images)) if pool.parts is None else pool.parts
-        leaves = [leaf for _, leaf in leaves_of(pool.labels)]
-        lengths = [len(array) for array in (pool.images, pool.names, parts, *leaves)]
-        if len(set(lengths)) > 1 or not lengths[0] or not np.isin(parts, range(3)).all():
-            raise ValueError(
-                f"{place}: images, names, parts, labels {lengths}: give as many, not 0; parts 0..2"
-            )
+        arrays = {"images": pool.images, "names": pool.names, **dict(leaves_of(pool.labels))}
+        arrays |= {} if pool.parts is None else {"parts": pool.parts}
+        lengths = {name or "labels": len(array) for name, array in arrays.items()}
+        alike = len(set(lengths.values())) == 1 and len(pool.images)
+        if not alike or not np.isin(arrays.get("parts", 0), range(3)).all():
+            of_parts = ", and parts 0, 1 or 2" if "parts" in arrays else ""
+            raise ValueError(f"{place}: samples {lengths} must be equal and above 0{of_parts}")
         # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):
             pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))

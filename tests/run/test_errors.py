@@ -25,6 +25,8 @@ MISTAKES = [
     (["--config.target=faks"], ["target 'faks'", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
     (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),
+    (["--config.eval_clients=6"], ["eval_clients=6", "5 clients"]),
+    (["--config.population=host"], ["population=host", "clients_per_round=0"]),
     (["--config.data.image_size=64"], ["image_size=64", "set it to 28"]),
     (["--config.data.name=digits"], ["'digits' is not embedded", "--config.data.path=PATH"]),
     (["--config.model=MLP", "--config.batch_size=179"], ["one sample", "'norm1'", "batch_size"]),

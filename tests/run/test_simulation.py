@@ -89,7 +89,7 @@ IMAGES, LABELS = arrays()["ant"]
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"clients": {}}, "domains that train"),
+        ({"clients": {}}, "no domains"),
         ({"clients": {"a": {"training": (1, 2)}}}, "'training'.*train, validation"),
         ({"unseen": arrays(("ant",))}, "'ant'"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),

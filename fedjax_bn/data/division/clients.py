@@ -79,14 +79,16 @@ def make_clients(
     pools = () if is_divided else [pool for pool in data.pools if pool.name not in target_names]
     has_lists = all(pool.parts is not None for pool in pools)
     splits = ("", *("official",) * has_lists, *("holdout", "stratified") * (not is_divided))
-    leaves_domains = len(unseen) < len(undivided.domains)
     shares_fit = min(validation, test) >= 0 and validation + test < 1
-    if split not in splits or not shares_fit or not leaves_domains:
-        raise ValueError(
-            f"data.split={split!r} must be one of {splits} for {data.name}, data.validation="
-            f"{validation} and data.test={test} at least 0 and together below 1, and {target=} "
-            "must leave domains that train"
-        )
+    problems = {
+        f"data.split={split!r} must be one of {splits} for {data.name}": split not in splits,
+        f"data.validation={validation} and data.test={test} must be at least 0, together below 1": (
+            not shares_fit
+        ),
+        f"{target=} must leave domains that train": len(unseen) == len(undivided.domains),
+    }
+    if problem := next((text for text, occurs in problems.items() if occurs), ""):
+        raise ValueError(problem)
     if is_divided:
         internal = _with_validation(data, target_names, validation if split else 0.0, seed)
     else:

@@ -213,7 +213,7 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if the configuration does not suit the clients and their samples."""
-    domains, drawn = internal.domains, config.clients_per_round
+    domains, drawn, tested = internal.domains, config.clients_per_round, config.eval_clients
     total, images, size = len(domains), domains[0].train.images, config.data.image_size
     side = images.shape[1] if images.ndim == 4 else size
     epochs = len(config.client_epochs) or total
@@ -227,6 +227,9 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
         ),
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
+        f"eval_clients={tested} is more than the {total} clients there are": tested > total,
+        f"population=host keeps clients off the device that sit out: clients_per_round={drawn} "
+        f"must be above 0 and below {total}": config.population == "host" and not 0 < drawn < total,
         f"{choosing} needs validation samples, but client {without!r} has none: {HOLD_OUT}": (
             choosing and without
         ),
