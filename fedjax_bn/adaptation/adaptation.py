@@ -239,8 +239,11 @@ def ensemble(model: Any) -> Adaptation:
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
         if _CLIENTS not in variables:
-            remedy = "with_clients(global_variables(state), client_variables(state))"
-            raise ValueError(f"ensemble needs the collection {_CLIENTS!r}: adaptation.{remedy}")
+            remedy = "adaptation.with_clients(global_variables(state), client_variables(state))"
+            raise ValueError(
+                "ensemble needs the batch norms of all clients, which no served model holds; in "
+                f"Python {remedy} adds them"
+            )
         clients = variables[_CLIENTS]
         received = {name: variables[name] for name in clients}
 

@@ -77,10 +77,10 @@ class Host:
         self.config, self.order, self.form = config, order, form
         epochs, count = local_epochs(config), order.population
         if len(epochs) not in (1, count) or config.clients_per_round > count:
-            raise ConfigError(
-                f"clients={count} of the run config must be the number of config.client_epochs "
-                f"({len(epochs)}), and at least config.clients_per_round={config.clients_per_round}"
-            )
+            numbers = f"config.client_epochs ({len(epochs)} of them)"
+            if len(epochs) in (1, count):
+                numbers = f"config.clients_per_round={config.clients_per_round}"
+            raise ConfigError(f"{numbers} does not suit clients={count} of the run config")
         participation = choose_participation(config, count)
         trace = read_trace(participation_of(config).trace, count)
         self.participation = participation._replace(trace=trace)

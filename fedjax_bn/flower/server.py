@@ -184,7 +184,9 @@ def play(host: Host, members: Members, server: Kept) -> tuple[Kept, Record]:
             f"round {number} got {len(accepted)} good uploads, fewer than minimum={minimum}: see "
             "the log for who was left out, and start again to resume"
         )
-    server, weights, finite, unweighed = _stepped(host, server, accepted, total, rows, minimum)
+    server, weights, finite, unweighed = _stepped(
+        host, members, server, accepted, total, rows, minimum
+    )
     left_out |= _named(members, number, unweighed)
     metrics = {name: np.full(run.clients, np.nan) for name in ("loss", "norm")}
     for k in accepted.keys() - unweighed:
@@ -206,7 +208,13 @@ def play(host: Host, members: Members, server: Kept) -> tuple[Kept, Record]:
 
 
 def _stepped(
-    host: Host, server: Kept, accepted: _Accepted, total: Any, rows: np.ndarray, minimum: int
+    host: Host,
+    members: Members,
+    server: Kept,
+    accepted: _Accepted,
+    total: Any,
+    rows: np.ndarray,
+    minimum: int,
 ) -> tuple[Kept, np.ndarray, np.ndarray, dict[int, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
@@ -222,9 +230,10 @@ def _stepped(
         weighed_total = {k: total[k] for k in accepted if k not in unweighed}
         after, weights, finite = host.step(server, weighed_total, rows)
     if not np.isfinite(weights).all():
+        names = ", ".join(map(members.name, unweighed)) or "the clients"
         raise RiskError(
-            f"round {number}: the weighing rule {rule} cannot weigh the risks of clients "
-            f"{[*unweighed]}: let them report losses, or set config.weigh=by_size or uniform"
+            f"round {number}: the weighing rule {rule} cannot weigh the risks of {names}: let them "
+            "report losses, or set config.weigh=by_size or uniform"
         )
     return after, np.asarray(weights), np.asarray(finite), unweighed
 

@@ -124,7 +124,8 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
     if node.data:
         choices = [domain.name for domain in dataset.domains]
         # Data of one domain need no choice.
-        key, choice = "domain", node.domain or choices[0] * (len(choices) == 1)
+        only_domain = choices[0] if len(choices) == 1 else ""
+        key, choice = "domain", node.domain or only_domain
     if choice not in choices:
         raise ConfigError(
             f"the node config's {key}={getattr(node, key)!r} is not in "

@@ -92,6 +92,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         check(config)
     # This machine may differ from the one that trained, so devices and cache are the test's.
     trained.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
+    trained.data.device_megabytes = config.data.device_megabytes
     if "adaptations" in typed:  # the run's are not tested
         trained.adaptations = ()
     check_adaptations(trained, config.adaptations)
@@ -280,7 +281,6 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
 def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
     """Returns the run's own experiment; its data may have moved to the path that the test names."""
     moved = trained.copy_and_resolve_references()
-    moved.participation = "uniform"  # nobody trains, and a file of `trace` may be gone
     if config.data.name == trained.data.name:
         moved.data.path, moved.data.cache = config.data.path, config.data.cache
     built = build(moved)

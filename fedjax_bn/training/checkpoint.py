@@ -159,7 +159,8 @@ def _faults_named(manager: Folder) -> Iterator[None]:
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         raise WorkdirError(
-            f"cannot save to {folder} ({_reason(error)}): make room or make it writable"
+            f"cannot save to {folder} ({_reason(error)}): make room or make it writable, and give "
+            "the same command to continue"
         ) from error
 
 

@@ -89,5 +89,5 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs the models of all clients at once."""
     if any(text.partition(":")[0] == ensemble.__name__ for text in adaptations):
         raise ConfigError(
-            "config.adaptations has 'ensemble', which needs population=device: leave one out"
+            "config.adaptations has 'ensemble', which needs population=device: leave it out"
         )

@@ -60,8 +60,9 @@ class Result(NamedTuple):
         Raises:
           ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
-        default = "running" if client is None else None
-        return predictor(self.method, self.variables(client), adaptation or default)(images)
+        if adaptation is None and client is None:
+            adaptation = "running"
+        return predictor(self.method, self.variables(client), adaptation)(images)
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""

@@ -82,8 +82,8 @@ def _require_finite(
     if (failed or "server_finite" in record) if stop else (failed and not counts.any()):
         culprit = f"the update of {', '.join(failed)}" if failed else "the server's step (eta)"
         raise NotFiniteError(
-            f"{round}: {culprit} is not finite: lower its learning rate, look at the data, or set "
-            "on_nonfinite=drop to leave out some, not all"
+            f"{round}: {culprit} is not finite: lower optimizer.learning_rate, look at the data, "
+            "or set on_nonfinite=drop to leave out some, not all"
         )
     if not np.isfinite(metrics["weights"]).all():
         fault = "the weighing rule gave weights that are not finite"

@@ -49,7 +49,8 @@ def faults_named(place: Path | str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise WorkdirError(
-            f"cannot write to {place} ({reason}): make room there or use another --workdir"
+            f"cannot write to {place} ({reason}): make room or make it writable, and give the same "
+            "command to continue, or use another --workdir"
         ) from error
 
 
@@ -97,19 +98,17 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @contextmanager
-def _unreadable_named(path: Path) -> Iterator[None]:
+def _unreadable_named(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise WorkdirError(
-            f"cannot read {path} ({reason}): move its folder away or give another --workdir"
-        ) from error
+        raise WorkdirError(f"cannot read {path} ({reason}): {remedy}") from error
 
 
 def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
     """Reads a JSON file of a run; WorkdirError if damaged, without a key, or of another version."""
-    with _unreadable_named(path):
+    with _unreadable_named(path, "move its folder away or give another --workdir"):
         content = dict(json.loads(path.read_text("utf-8-sig")))
         writer = content.get("versions", {}).get("fedjax_bn", __version__)
         if writer != __version__:
@@ -121,7 +120,7 @@ def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz that a report shows; WorkdirError if it is damaged."""
-    with _unreadable_named(path):
+    with _unreadable_named(path, "move it away, and the report leaves it out"):
         return read_npz(path, names_in_npz(path))
 
 

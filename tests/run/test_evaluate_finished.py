@@ -115,6 +115,16 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
     assert "notes" not in run(folder, name="unseen")[0]
 
 
+def test_a_run_with_a_trace_is_tested_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "trace").write_text("all\n")
+    monkeypatch.chdir(tmp_path)
+    folder = runs.finished(
+        tmp_path / "run", method="fedavg", rounds=1, participation="uniform:trace=trace"
+    )
+    monkeypatch.chdir(folder)
+    assert list(run(folder, internal=True)[0]["internal"]) == ["own", "running"]
+
+
 @pytest.mark.slow
 def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
     _, files = run(finished[0], alphas=True, tsne=True, name="plots")

@@ -234,9 +234,10 @@ def share_out_domains(
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:
     """Returns the number of clients of each domain."""
     domains = len(dataset.domains)
-    if num_clients and (per_domain > 1 or num_clients < domains):
+    if per_domain < 1 or (num_clients and (per_domain > 1 or num_clients < domains)):
         raise ValueError(
-            f"data.num_clients={num_clients} must be at least {domains}, with clients_per_domain=1"
+            f"data.num_clients={num_clients} and data.clients_per_domain={per_domain}: give the "
+            f"first of at least {domains}, or the second of at least 1"
         )
     if not num_clients:
         return [per_domain] * domains

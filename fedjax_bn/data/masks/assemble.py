@@ -21,7 +21,7 @@ from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"  # ways of images to squares
 _VALUES = (
-    "save at least two of 0 to C - 1, or 0 and 255, or state what values are, such as "
+    "save at least two of 0 to C - 1 for C classes, or 0 and 255, or state what values are, as by "
     "data.classes=background=0,disc=128,cup=255"
 )
 _FORM = 4  # raise it when the same files would give other masks

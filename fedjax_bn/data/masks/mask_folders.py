@@ -226,7 +226,7 @@ def pair_files(
     if unpaired or not by_key:
         files = [str(file) for culprits in unpaired for file in culprits] or ["no images"]
         raise ValueError(
-            f"{folder} needs one mask for each image, not {first_few(files, 4)}: {remedy}"
+            f"{folder} needs one mask for each image, but has {first_few(files, 4)}: {remedy}"
         )
     return [(image, mask) for (image,), (mask,) in by_key.values()]
 

@@ -144,8 +144,8 @@ def _grid_of(path: Path, slices: Slices) -> _Grid:
         affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
         has_axes = np.isfinite(affine).all() and np.linalg.matrix_rank(affine[:3, :3]) == 3
         if len(volume.shape) != 3 or not has_axes:
-            form = f"the shape {volume.shape} and the affine {affine.tolist()}"
-            raise ValueError(f"it has {form}, not three axes; write them there")
+            axes = f"the affine {affine.tolist()}" if len(volume.shape) == 3 else volume.shape
+            raise ValueError(f"it has no three axes, but {axes}: save one volume, with its affine")
         # The nearest axes, so that no voxel is resampled.
         turn = orientations.ornt_transform(
             orientations.io_orientation(affine), orientations.axcodes2ornt(_PLANES[slices.plane])

@@ -276,7 +276,8 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
 
 def _colours(image: jax.Array) -> list[jax.Array]:
     if image.shape[-1] != 3:
-        raise ValueError(f"data.augment needs images of 3 channels, not {image.shape[-1]}")
+        count = image.shape[-1]
+        raise ValueError(f"this data.augment needs 3 channels, not {count}: choose another or none")
     return [image[..., i] for i in range(3)]
 
 

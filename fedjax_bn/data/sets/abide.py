@@ -29,7 +29,7 @@ from fedjax_bn.data.source import Pool, Source
 
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
-_REMEDY = "fetch it and one atlas' series from preprocessed-connectomes-project.org/abide"
+_REMEDY = "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide"
 
 
 class _Subject(NamedTuple):
@@ -104,11 +104,11 @@ def _read_subjects(path: Path, atlas: str, window: int, sites: Sequence[str]) ->
         subjects.append(_Subject(name, site, _LABELS.get(group, -1), series))
         (frames, count), regions = series.shape, subjects[0].series.shape[1]
         faults += [f"{name} has the DX_GROUP {group!r}, not 1 or 2"] * (group not in _LABELS)
-        faults += [f"{name} has {frames} frames"] * (frames < window)
+        faults += [f"{name} has {frames} frames, fewer than window={window}"] * (frames < window)
         faults += [f"{name} has {count} regions, another {regions}"] * (count != regions)
     if faults:
         names = ", ".join(present)
-        raise ValueError(f"{path}: {first_few(faults)}, for windows of {window}, of sites {names}")
+        raise ValueError(f"{path}: {first_few(faults)}; there are series of the sites {names}")
     return subjects
 
 

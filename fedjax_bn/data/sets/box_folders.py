@@ -87,7 +87,8 @@ def load_boxes(
     folders = chosen_folders(root, domains, _is_domain(root), _WHERE)
     classes_read, labelled, in_pixels = _read_labels(root, folders)
     if absent := [label for label in classes if label not in classes_read]:
-        raise ValueError(f"{root} has no class {first_few(absent)}, but {first_few(classes_read)}")
+        present = first_few(classes_read)
+        raise ValueError(f"{root} has no class {first_few(absent)} of data.classes, but {present}")
     numbers = {label: number for number, label in enumerate(classes or classes_read)}
     rows = [row for of_domain in labelled.values() for row in of_domain]
     files = [row.file for row in rows]

@@ -51,8 +51,10 @@ def load_digits(
         shapes = {(split.images.dtype, split.images.shape[1:]) for split in parts.values()}
         has_parts = set(parts) == {"train", "test"} or (name in target and set(parts) == {"test"})
         if shapes != {(np.dtype(np.uint8), _SHAPE)} or not has_parts:
-            form = f"{name!r} has {list(parts)} of {shapes}, not train and test, a target test,"
-            raise ValueError(f"{path}: {form} of uint8 [N, 28, 28, 3]; read it as data.name=npz")
+            raise ValueError(
+                f"{path}: {name!r} has {list(parts)} of {shapes}; digits have train and test, or "
+                "test alone as a target, of uint8 [N, 28, 28, 3]: read other forms as data.name=npz"
+            )
     counts = {n: len(parts["train"].labels) for n, parts in digits.items() if "train" in parts}
     smallest = min((count for name, count in counts.items() if name not in target), default=0)
     domains = []

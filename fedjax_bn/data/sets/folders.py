@@ -1,4 +1,4 @@
-"""Images in folders, DOMAIN/CLASS/*.jpg: a user's own, and what published datasets share.
+"""Your own images in folders, DOMAIN/CLASS/*.jpg, and what published datasets share.
 
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 
@@ -27,7 +27,10 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard d
 _SUFFIX = re.compile(r"[^.].*\.(jpe?g|jpe|jfif|png|bmp|gif|tiff?|webp|p[bgpn]m)", re.I | re.DOTALL)
 # Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
 _SYSTEM = ("__MACOSX", "@eaDir")
-_WHERE = "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them"
+_WHERE = (
+    "it must hold DOMAIN/CLASS/*.jpg; data.domains and data.classes choose some of them; a .npz is "
+    "read by data.name=npz"
+)
 
 # name of a domain or class -> other names of its folder in some copies
 Aliases = Mapping[str, tuple[str, ...]]
@@ -151,8 +154,9 @@ def chosen_folders(
     folders = {root.resolve().name: root} if is_domain else folders
     missing = [name for name in domains if name not in folders]
     if missing or not folders:
-        names = f"{first_few(list(folders)) or 'none'}, not {first_few(missing) or 'domains'}"
-        raise FileNotFoundError(f"data.path={root} has the folders {names}: {where}")
+        names = first_few(list(folders)) or "none"
+        faults = f"has the domains {names}, and not {first_few(missing)}" if missing else "has none"
+        raise FileNotFoundError(f"data.path={root} {faults}: {where}")
     return {name: folders[name] for name in domains or folders}
 
 

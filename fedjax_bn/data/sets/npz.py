@@ -75,8 +75,9 @@ def read_archive(
     faults += [name for name, parts in prefixes.items() if "" in parts and len(parts) > 1]
     faults += [f"no domain {name}" for name in domains if name not in prefixes]
     if faults or not prefixes:
-        wrong = f"{path} has {first_few(faults) or 'no arrays'}, and {first_few(list(prefixes))}"
-        raise ValueError(f"{wrong}; it must have {_FORM}, a domain either whole or divided")
+        wrong = f"{path} has {first_few(faults) or 'no arrays'}; it must have {_FORM}, a domain"
+        domain_names = first_few(list(prefixes)) or "none"
+        raise ValueError(f"{wrong} either whole or divided, and has the domains {domain_names}")
     chosen = {name: prefixes[name] for name in domains or prefixes}
     all_prefixes = [prefix for parts in chosen.values() for prefix in parts.values()]
     names = [f"{prefix}{kind}" for prefix in all_prefixes for kind in ("images", "labels")]
@@ -123,6 +124,6 @@ def _class_names(
             "renumber them, or name all classes in an array `classes`, str [C]"
         )
     if largest >= len(names) or not set(names) <= set(classes or names):
-        all_names = first_few(classes or names)
-        raise ValueError(f"{path} has label {largest} and classes {names}; name all, {all_names}")
+        few, all_names = first_few(names), first_few(classes or names)
+        raise ValueError(f"{path} has label {largest} and classes {few}; name all, as {all_names}")
     return names

@@ -10,6 +10,7 @@ splits train, validation and test are a domain's official parts.
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def load_tfds(
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
     pools, notes = [], []
 
-    def make(write: Write) -> tuple[str, ...]:
+    def make(name: str, records: Sequence[tuple[Any, int]], write: Write) -> tuple[str, ...]:
         def convert(k: int) -> int:
             source, row = records[k]
             image, tag = decode_image(source[row]["image"], image_size, orientation=orientation)
@@ -64,7 +65,7 @@ def load_tfds(
         state = hash_of(str(builder.info.version), labels, sizes, classes)
         file = f"tfds-{name.replace('/', '-')}-{image_size}-{orientation}-{state}"
         shape = (len(labels), image_size, image_size, 3)
-        images, converted = cached_array(cache, file, shape, make)
+        images, converted = cached_array(cache, file, shape, partial(make, name, records))
         parts = parts_of(counts) if len(counts.keys() & PARTS.keys()) > 1 else None
         pools.append(Pool(name.rpartition("/")[2], images, labels, sample_names, parts))
         notes += [f"{pools[-1].name}: {note}" for note in converted]

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import Argument, parsed
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.run.config.choices import choose, participation_of, privacy_of
+from fedjax_bn.run.config.choices import TASK_NAMES, choose, participation_of, privacy_of
 from fedjax_bn.run.config.defaults import KEYS, base
 
 __all__ = ["base", "check", "choose", "override"]  # what a config file needs
@@ -47,6 +47,8 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(f"get_config must start from run.config.base(): it lacks {missing}")
     privacy_of(config)
     participation_of(config)
+    if config.task:
+        choose(dict.fromkeys(TASK_NAMES), config.task.partition(":")[0], "task")
 
 
 def _argument(name: str) -> Argument:

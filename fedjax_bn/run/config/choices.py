@@ -49,6 +49,9 @@ CLOSED: dict[str, Table] = {
 }
 
 
+TASK_NAMES = ("classification", "detection", "segmentation")
+
+
 def privacy_of(config: ConfigDict) -> _Privacy | None:
     """Returns what the key `privacy`, such as `server:clip=1:noise=1`, says; None if empty."""
     if not config.privacy:

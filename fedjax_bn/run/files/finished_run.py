@@ -22,6 +22,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.labels import no_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config import check
+from fedjax_bn.run.config.choices import participation_of
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
@@ -66,6 +67,10 @@ def remembered(about: Record, trust: bool = False) -> ConfigDict:
     path = config.data.path
     if place and path and not Path(path).exists() and (place / path).exists():
         config.data.path = str(place / path)
+    trace = participation_of(config).trace
+    if place and trace and not Path(trace).exists() and (place / trace).exists():
+        started = f"trace={place / trace}"
+        config.participation = config.participation.replace(f"trace={trace}", started)
     return config
 
 
