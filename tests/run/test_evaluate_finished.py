@@ -118,9 +118,8 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
 def test_a_run_with_a_trace_is_tested_from_another_folder(tmp_path, monkeypatch):
     (tmp_path / "trace").write_text("all\n")
     monkeypatch.chdir(tmp_path)
-    folder = runs.finished(
-        tmp_path / "run", method="fedavg", rounds=1, participation="uniform:trace=trace"
-    )
+    folder, keys = tmp_path / "run", {"model": "Small", "data__image_size": 8, "rounds": 1}
+    runs.run(folder, method="fedavg", participation="uniform:trace=trace", **keys)
     monkeypatch.chdir(folder)
     assert list(run(folder, internal=True)[0]["internal"]) == ["own", "running"]
 
