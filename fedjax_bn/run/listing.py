@@ -48,16 +48,16 @@ def _table(kind: str) -> Mapping[str, Any]:
     if kind in ("keys", "configs"):
         return KEYS if kind == "keys" else packaged_configs()
     from fedjax_bn.adaptation.choice import ADAPTATIONS  # most need JAX
-    from fedjax_bn.run.experiment import datasets, method
+    from fedjax_bn.run.experiment import datasets, method, model
 
     return {
         "methods": method.METHODS,
-        "models": method.MODELS,
+        "models": model.MODELS,
         "datasets": datasets.DATASETS,
         "adaptations": ADAPTATIONS,
         "weights": method.WEIGHING,
-        "augmentations": method.AUGMENTATIONS,
-        "tasks": method.TASKS,
+        "augmentations": model.AUGMENTATIONS,
+        "tasks": model.TASKS,
         **CLOSED,
     }[kind]
 
@@ -79,11 +79,11 @@ def _wrapped(title: str, meaning: str) -> str:
 def _arguments_of(kind: str, name: str, function: Callable[..., Any]) -> dict[str, Argument]:
     """Returns the options of a name in a list."""
     from fedjax_bn.adaptation.choice import STREAM
-    from fedjax_bn.run.experiment import method
+    from fedjax_bn.run.experiment import method, model
 
     if kind == "methods":
         return method.method_options(name)
-    options = plain_arguments(function, {"models": method.OF_CALLER}.get(kind, _OF_CALLER))
+    options = plain_arguments(function, {"models": model.OF_CALLER}.get(kind, _OF_CALLER))
     return options | (STREAM if kind == "adaptations" else {})
 
 

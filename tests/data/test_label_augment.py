@@ -17,7 +17,7 @@ from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.pixels.label_augment import of_boxes, of_masks
 from fedjax_bn.engine.inputs import UNLABELLED
-from fedjax_bn.run.experiment.method import choose_loading
+from fedjax_bn.run.experiment.model import choose_loading
 
 SIZE, COUNT = 32, 12
 MIDDLE = np.full(2, (SIZE - 1) / 2)

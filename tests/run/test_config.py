@@ -11,7 +11,8 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run.config import base, check, flatten, override
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.method import METHODS, OF_CALLER, PERTURBATIONS, WEIGHING
+from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, WEIGHING
+from fedjax_bn.run.experiment.model import OF_CALLER
 
 VALID = [
     # text, key, value

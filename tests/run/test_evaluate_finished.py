@@ -12,7 +12,7 @@ from fedjax_bn import main
 from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.method import MODELS
+from fedjax_bn.run.experiment.model import MODELS
 from fedjax_bn.training import plots, workdir
 from small_images import dataset_of_images
 

@@ -23,7 +23,7 @@ from fedjax_bn.run.config.choices import CLOSED
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
-from fedjax_bn.run.experiment.method import AUGMENTATIONS, MODELS
+from fedjax_bn.run.experiment.model import AUGMENTATIONS, MODELS, TASKS
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
@@ -140,7 +140,7 @@ TABLES = {
     "weights": configured_method.WEIGHING,
     "augmentations": AUGMENTATIONS,
     **CLOSED,
-    "tasks": configured_method.TASKS,
+    "tasks": TASKS,
     "configs": config_file.packaged_configs(),
     "keys": KEYS,
 }

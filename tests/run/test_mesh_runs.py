@@ -11,7 +11,7 @@ from federations import assert_close, assert_equal
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.build import prepare
-from fedjax_bn.run.experiment.method import AUGMENTATIONS
+from fedjax_bn.run.experiment.model import AUGMENTATIONS
 from fedjax_bn.training import checkpoint, mesh, rounds
 from fedjax_bn.training.evaluation.evaluate import evaluator
 from fedjax_bn.training.evaluation.scoring import SplitBatches

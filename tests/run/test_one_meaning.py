@@ -15,7 +15,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment import build
-from fedjax_bn.run.experiment.method import choose_loading, local_optimizer
+from fedjax_bn.run.experiment.method import local_optimizer
+from fedjax_bn.run.experiment.model import choose_loading
 from fedjax_bn.training.start import initial_variables, make_keys, make_start
 from method_table import METHODS
 

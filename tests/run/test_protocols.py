@@ -17,7 +17,7 @@ from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.method import MODELS
+from fedjax_bn.run.experiment.model import MODELS
 from fedjax_bn.state import Received
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines

@@ -34,18 +34,20 @@ from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.config.choices import choice_of, closed_choice, participation_of, privacy_of
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients, read_data
 from fedjax_bn.run.experiment.method import (
-    TASKS,
     check_adaptations,
-    choose_augmentation,
-    choose_loading,
     choose_method,
-    choose_model,
-    choose_task,
     follows_rounds,
     has_own_weighing,
     local_epochs,
     method_maker,
     what_validates,
+)
+from fedjax_bn.run.experiment.model import (
+    TASKS,
+    choose_augmentation,
+    choose_loading,
+    choose_model,
+    choose_task,
 )
 from fedjax_bn.sharing import Variables, filled, join, path_names
 from fedjax_bn.training import checkpoint

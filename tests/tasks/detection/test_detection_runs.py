@@ -14,7 +14,7 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config import base
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.method import MODELS, choose_task
+from fedjax_bn.run.experiment.model import MODELS, choose_task
 from fedjax_bn.training import score_tables as tables
 
 SIDE = 32
