@@ -2,7 +2,7 @@
 
     model.json      the model's name and options, its classes, the form of its samples, how bytes
                     are standardized, the adaptations with which it was tested
-    variables.npz   its arrays, COLLECTION/MODULE/NAME
+    variables.npz   its arrays, COLLECTION/MODULE/NAME; in a name % is %25 and / is %2F
     programs/       each adaptation as a StableHLO program, which JAX runs without this library
 
 Nothing that a folder names is imported. A program is code: that of a model or adaptation that is
@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from fedjax_bn import models
@@ -44,7 +43,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.engine.named_arrays import to_named
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named, tree_of
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.sharing import Variables
@@ -130,7 +129,7 @@ def _exported(
     start = choice.adaptation.init(variables)
 
     def run(arrays: Any, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
-        variables = unflatten_dict(arrays, sep="/")
+        variables = tree_of(arrays)
         leaves, form = jax.tree.flatten(start)
         leaves = [
             jax.random.wrap_key_data(carry[str(i)]) if _is_key(x) else carry[str(i)]
@@ -139,7 +138,7 @@ def _exported(
         probabilities, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
         return probabilities, _numbered(after)
 
-    arrays, carry = flatten_dict(variables, sep="/"), _numbered(start)
+    arrays, carry = to_named(variables), _numbered(start)
     images = jax.ShapeDtypeStruct((choice.batch_size, *about.shape), about.dtype)
     valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
     program = jax_export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
@@ -227,7 +226,7 @@ def load(
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_named(path: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
@@ -257,16 +256,13 @@ def _variables_of(
     """Returns the arrays as collections: the model's, checked, and those that a method adds."""
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
     with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
-        leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
-    for name, leaf in leaves.items():
-        array = arrays.get(name)
-        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
-            raise ValueError(
-                f"{folder / _VARIABLES} has no {name} of {about.model}: serve it again"
-            )
-    collections = {name.partition("/")[0] for name in leaves}
-    if any(name.partition("/")[0] not in collections for name in arrays):
+        expected = jax.eval_shape(model.init, jax.random.key(0), images)
+    with _damage_named(f"{folder / _VARIABLES} of {about.model}"):
+        names = arrays.keys() & names_of(expected)
+        from_named({name: arrays[name] for name in names}, expected)
+    variables = tree_of(arrays)
+    if variables.keys() - expected.keys():
         # A collection that a method has added may need a hook, which `contrib` registers. A model
         # alone is served without training code.
         import fedjax_bn.contrib  # noqa: F401
-    return jax.tree.map(jnp.asarray, unflatten_dict(dict(arrays), sep="/"))
+    return jax.tree.map(jnp.asarray, variables)
