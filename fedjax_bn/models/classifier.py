@@ -33,7 +33,7 @@ _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # products of layers that are not dense
 # Operations that leave logits of the form f W + b, such as a final cast to float32.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
-_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256, *range(1, 65))  # the common ones first
+_SIDES = dict.fromkeys((32, 28, 224, 64, 16, 8, 96, 128, 256, *range(1, 65)))  # common first
 
 
 class FeaturesOf(NamedTuple):

@@ -138,8 +138,8 @@ def convert(
         anchors, model_anchors = np.asarray(state_dict[_ANCHORS]), _anchors_in_cells(model)
         same_shape = anchors.shape == model_anchors.shape
         if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
-            cells = f"{anchors.tolist()} in cells"
-            raise ValueError(f"{_ANCHORS} are {cells}: build the model with these, in pixels")
+            cells = f"{anchors.tolist()} in cells, and this model's {model_anchors.tolist()}"
+            raise ValueError(f"{_ANCHORS} are {cells}: build it with the file's, in pixels")
     maps = _flattened_maps(model, image_shape)
     converted = {}
     for path, leaf in leaves.items():
@@ -230,5 +230,7 @@ def _fitting(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(
             f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape} of "
             f"numbers that are finite in {dtype}, and variances of at least 0"
+            + ": set the file's image_size"
+            * name.endswith("pos_embed")
         )
     return tensor
