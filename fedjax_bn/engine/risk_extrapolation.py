@@ -57,7 +57,8 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
     if unusable.any():
         k = int(unusable.argmax())
-        raise ValueError(f"the risk {risks[k]:g} of {names[k]} cannot weigh it: use by_size")
+        problem = f"the risk {risks[k]:g} of {names[k]} is not finite and above 0"
+        raise ValueError(f"{problem}: weigh by another rule, such as by_size")
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:

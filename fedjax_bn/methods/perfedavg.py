@@ -103,9 +103,13 @@ def personalize(
 
 
 def _adapt(
-    gradient: Gradient, inner_rate: float, variables: Variables, batch: Batch, received: Received,
+    gradient: Gradient,
+    inner_rate: float,
+    variables: Variables,
+    batch: Batch,
+    received: Received,
     key: jax.Array,
-) -> Variables:  # fmt: skip
+) -> Variables:
     """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
     variables = trainable(variables)

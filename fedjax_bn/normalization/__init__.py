@@ -11,6 +11,11 @@ from fedjax_bn.normalization.layer import (
 )
 
 __all__ = [
-    "BatchNorm", "Layer", "Statistics", "StatisticsRule", "batch_statistics", "normalize_with",
+    "BatchNorm",
+    "Layer",
+    "Statistics",
+    "StatisticsRule",
+    "batch_statistics",
+    "normalize_with",
     "running_statistics",
-]  # fmt: skip
+]

@@ -17,6 +17,14 @@ from fedjax_bn.tasks.detection.task import (
 )
 
 __all__ = [
-    "PREDICTION", "Anchors", "DetectedImages", "Detections", "Keeping", "Recipe", "detect",
-    "detection", "detection_loss", "mean_average_precision",
-]  # fmt: skip
+    "PREDICTION",
+    "Anchors",
+    "DetectedImages",
+    "Detections",
+    "Keeping",
+    "Recipe",
+    "detect",
+    "detection",
+    "detection_loss",
+    "mean_average_precision",
+]

@@ -9,6 +9,11 @@ from fedjax_bn.engine.segmentation import dice_and_iou, overlaps, regions_of, se
 from fedjax_bn.tasks.segmentation.surfaces import hd95_and_assd, surface_distances, surface_scores
 
 __all__ = [
-    "dice_and_iou", "hd95_and_assd", "overlaps", "regions_of", "segmentation_loss",
-    "surface_distances", "surface_scores",
-]  # fmt: skip
+    "dice_and_iou",
+    "hd95_and_assd",
+    "overlaps",
+    "regions_of",
+    "segmentation_loss",
+    "surface_distances",
+    "surface_scores",
+]
