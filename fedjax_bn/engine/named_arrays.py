@@ -4,12 +4,12 @@ A leaf's name is its path, such as `shared/params/dense1/kernel`; None is not a 
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 from urllib.parse import unquote
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from fedjax_bn.sharing import STATISTICS
 
@@ -28,7 +28,11 @@ def names_of(tree: PyTree) -> list[str]:
 
 def tree_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the nested dictionaries whose leaves `to_named` has named."""
-    return unflatten_dict({(*map(unquote, name.split("/")),): x for name, x in arrays.items()})
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *modules, leaf = map(unquote, name.split("/"))
+        reduce(lambda place, module: place.setdefault(module, {}), modules, tree)[leaf] = array
+    return tree
 
 
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:

@@ -27,7 +27,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,6 @@ FORM = 1  # the version of the folder's format
 
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
-_SET_HERE = ("num_classes", "name", "parent")  # options of a model that its text cannot set
 
 
 class About(NamedTuple):
@@ -212,11 +211,15 @@ def load(
                 f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
                 f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
             )
-        (step, start), facts = _open_program(folder, adapt), about.programs[adapt]
-        batch_size, order = facts["batch_size"], facts["order"]
+        path, facts = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo", about.programs[adapt]
+        with _damage_named(path), path.with_suffix(".npz").open("rb") as file:
+            program = jax_export.deserialize(bytearray(path.read_bytes()))
+            start = dict(np.load(file))
+            _refuse_custom_calls(program)
+        step, batch_size, order = jax.jit(program.call), facts["batch_size"], facts["order"]
         return Predictor(arrays, lambda: start, step, check, batch_size, order)
     title = f"the served model {about.model}"
-    make, fields = read_choice(title, about.model, _MODELS, given=_SET_HERE)
+    make, fields = read_choice(title, about.model, _MODELS, given=("num_classes", "name", "parent"))
     model = call_chosen(title, make, num_classes=len(about.classes), **fields)
     if about.compute_dtype != "float32":
         model = in_dtype(model, about.compute_dtype)
@@ -231,16 +234,6 @@ def _damage_named(path: Path | str) -> Iterator[None]:
         yield
     except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
         raise ValueError(f"cannot read {path} ({error}): serve the model again") from error
-
-
-def _open_program(folder: Path, adapt: str) -> tuple[Callable, dict[str, np.ndarray]]:
-    """Returns `step(arrays, carry, images, valid)` of an adaptation's program, and its carry."""
-    path = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo"
-    with _damage_named(path):
-        program = jax_export.deserialize(bytearray(path.read_bytes()))
-        _refuse_custom_calls(program)
-        with path.with_suffix(".npz").open("rb") as file:
-            return jax.jit(program.call), dict(np.load(file))
 
 
 def _check_form(about: About, images: np.ndarray) -> None:
@@ -258,9 +251,8 @@ def _variables_of(
     with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
         expected = jax.eval_shape(model.init, jax.random.key(0), images)
     with _damage_named(f"{folder / _VARIABLES} of {about.model}"):
-        names = arrays.keys() & names_of(expected)
-        from_named({name: arrays[name] for name in names}, expected)
-    variables = tree_of(arrays)
+        from_named({name: arrays[name] for name in arrays.keys() & names_of(expected)}, expected)
+        variables = tree_of(arrays)
     if variables.keys() - expected.keys():
         # A collection that a method has added may need a hook, which `contrib` registers. A model
         # alone is served without training code.
