@@ -68,11 +68,9 @@ from fedjax_bn.state import (
     with_own,
 )
 
-__all__ = [
-    "Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload", "broadcast_of",
-    "client_variables", "federate", "global_variables", "own_of", "put_rows", "take_rows",
-    "traffic", "with_own",
-]  # fmt: skip
+__all__ = ["Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload"]
+__all__ += ["broadcast_of", "client_variables", "federate", "global_variables", "own_of"]
+__all__ += ["put_rows", "take_rows", "traffic", "with_own"]
 
 PyTree = Any
 Metrics = dict[str, jax.Array]

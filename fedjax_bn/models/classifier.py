@@ -291,9 +291,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
             layers.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
 
-    def classify(variables: Variables, features: jax.Array) -> Any:
-        return model.apply(variables, features, method=lambda model, x: model.classify(x))
-
+    classify = partial(model.apply, method=lambda model, x: model.classify(x))
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not layers:
@@ -324,9 +322,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
         called[source] = output.shape
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
 
-    def outputs(variables: Variables, images: Any) -> Any:
-        return model.apply(variables, images, **mode_arguments(model.__call__, False))
-
+    outputs = partial(model.apply, **mode_arguments(model.__call__, False))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)

@@ -3,9 +3,8 @@
 A method may add a collection that the network itself does not read, such as a latent between
 features and classifier. The method's module registers a function for it, which `forward` calls in
 training and at test. A served model has variables and no method, and arrays cannot carry a
-function: so the name of the collection stands for it, as a type stands for its functions in JAX's
-own table of pytrees. The table is written by imports alone; whoever reads variables from a file
-imports `fedjax_bn.contrib` first.
+function: so the name of the collection stands for it. The table is written by imports alone;
+whoever reads variables from a file imports `fedjax_bn.contrib` first.
 """
 
 from collections.abc import Callable
@@ -40,8 +39,7 @@ _FOLLOWERS: dict[str, Follow] = {}
 def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
     """Makes `forward` call a hook whenever the variables contain a collection.
 
-    `hook(tree, images, key) -> Hooked` gets the key None at test. `follow` is for the collection
-    `sharing.MEASURED` alone.
+    `hook(tree, images, key) -> Hooked` gets the key None at test; `follow` is for `MEASURED`.
     """
     _HOOKS[collection] = hook
     if follow:

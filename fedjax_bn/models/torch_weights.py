@@ -227,10 +227,9 @@ def _fitting(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     fits = tensor.shape == shape and jnp.issubdtype(dtype, jnp.floating)
     fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
     if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
+        remedy = ": set the file's image_size" * name.endswith("pos_embed")
         raise ValueError(
             f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape} of "
-            f"numbers that are finite in {dtype}, and variances of at least 0"
-            + ": set the file's image_size"
-            * name.endswith("pos_embed")
+            f"numbers that are finite in {dtype}, and variances of at least 0{remedy}"
         )
     return tensor
