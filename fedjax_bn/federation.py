@@ -68,11 +68,9 @@ from fedjax_bn.state import (
     with_own,
 )
 
-__all__ = [
-    "Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload", "broadcast_of",
-    "client_variables", "federate", "global_variables", "own_of", "put_rows", "take_rows",
-    "traffic", "with_own",
-]  # fmt: skip
+__all__ = ["Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload"]
+__all__ += ["broadcast_of", "client_variables", "federate", "global_variables", "own_of"]
+__all__ += ["put_rows", "take_rows", "traffic", "with_own"]
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -212,8 +210,8 @@ def federate(
 
     return FederatedMethod(
         init=functools.partial(_init, plan),
-        round=_lowered_as(of_round, run_round),
-        client=_lowered_as(of_client, run_client),
+        round=_like_jitted(run_round, of_round),
+        client=_like_jitted(run_client, of_client),
         server=jax.jit(lambda state, uploads: served(state, uploads)[0]),
         checked_server=jax.jit(served),
         adding=adding(plan.server, plan.weigh),
@@ -222,11 +220,12 @@ def federate(
     )
 
 
-def _lowered_as(program: Any, function: Any) -> Any:
-    """Returns the function with what callers use of a jitted one, as in `method.round.lower`."""
-    for name in ("lower", "trace", "eval_shape", "_cache_size"):
-        setattr(function, name, getattr(program, name))
-    return function
+def _like_jitted(function: Callable, program: Any) -> Any:
+    """Returns a function with what callers use of a jitted one, as in `method.round.lower`."""
+    called = functools.partial(function)
+    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+        setattr(called, name, getattr(program, name))
+    return called
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:

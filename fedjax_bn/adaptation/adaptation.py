@@ -149,8 +149,8 @@ def tsmobn(
     """
 
     def init(variables: Variables) -> _Tracked:
-        # Without any, the first pass names the model and says what to do.
-        return _Tracked(variables.get(STATISTICS, {}), jnp.zeros((), bool))
+        _require_batch_norm("tsmobn", variables)
+        return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
 
     def predict(
         variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
@@ -199,8 +199,7 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
     initial_values = {"scale": 1, "bias": 0}
 
     def plain(variables: Variables) -> Variables:
-        if not (layers := batch_norm_paths(variables)):
-            raise ValueError("affine=False needs batch norms, but the model has none: use running")
+        layers = _require_batch_norm("affine=False", variables)
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
@@ -210,6 +209,13 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
         return {**variables, "params": jax.tree.map_with_path(reset, variables["params"])}
 
     return _of_changed(adaptation, plain)
+
+
+def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the model's batch norms; raises ValueError if there are none."""
+    if paths := batch_norm_paths(variables):
+        return paths
+    raise ValueError(f"{name} needs batch norms, but the model has none: use running")
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:

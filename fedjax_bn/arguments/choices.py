@@ -71,8 +71,8 @@ def read_choice(
             chosen[before] += f":{change}"
             continue
         if key not in settable or not equals:
-            keys = nearest(key, settable) if settable else "; it has none"
-            raise ValueError(f"{what}: {brief(change)} must be key=value of an option{keys}")
+            hint = f": write {key}=VALUE" if key in settable else nearest(key, settable)
+            raise ValueError(f"{what}: {brief(change)} must be key=value of an option{hint}")
         chosen[key] = parsed(value, settable[key].kind)
         if problem := settable[key].refusal(chosen[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")
@@ -166,8 +166,8 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{what}: {name} cannot be imported ({reason}): install it") from error
+        reason = f"cannot be imported ({type(error).__name__}: {one_line(error)})"
+        raise ValueError(f"{what}: {name} {reason}: install it, or start in its folder") from error
 
 
 @contextmanager

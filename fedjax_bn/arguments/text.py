@@ -23,7 +23,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     by_lower_case = {option.lower(): option for option in valid}
     close = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.5)
     hint = f"; did you mean {by_lower_case[close[0]]!r}?" if close else ";"
-    return f"{hint} valid are {', '.join(valid)}"
+    return f"{hint} valid are {', '.join(valid) or 'none'}"
 
 
 def one_line(error: BaseException) -> str:

@@ -59,8 +59,9 @@ def copa(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         require_linear("copa", learned.model, variables, images)
-        options: dict[str, Any] = {"statistics": rule, "wanted": ["features"]}
-        loss, out = learned.trained(variables, images, batch, key, **options)
+        loss, out = learned.trained(
+            variables, images, batch, key, statistics=rule, wanted=["features"]
+        )
         # The others' classifiers are stacked arrays, so one product applies all of them.
         client_logits = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:

@@ -76,7 +76,7 @@ def _weighed(variables: Variables, weights: PyTree) -> Variables:
         if weight is None:
             return w
         if w is None:
-            raise ValueError("fedala weighs a frozen module: give other modules by fedala.names")
+            raise ValueError("fedala weighs a frozen module: name others by fedala:names")
         # At weight 1 exactly w, which personal + (w - personal) is not.
         return w + (1 - weight) * (personal - w)
 

@@ -82,7 +82,7 @@ def feddg(
     """
     if not spectra:
         sends = "feddg sends amplitudes of every client's images to all others"
-        raise ValueError(f"{sends}: set their number (feddg.spectra=8), or use another method")
+        raise ValueError(f"{sends}: set their number (feddg:spectra=8), or use another method")
     load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
     objective = _episodic_objective(
@@ -102,7 +102,7 @@ def feddg(
         around=lambda client: _showing(client, learned, load, spectra, half),
         **federate_options,
     )
-    shown = f"the amplitudes of {side}x{side} frequencies of {spectra} images (feddg.spectra, half)"
+    shown = f"the amplitudes of {side}x{side} frequencies of {spectra} images (feddg:spectra, half)"
     return method._replace(notes=(f"feddg: each client sends the server and all others {shown}",))
 
 
@@ -120,7 +120,7 @@ def _episodic_objective(
     task = learned.task
     taps = tuple(getattr(learned.model, "taps", ())) if boundary and task.segments else ()
     if boundary and task.segments and len(taps) != 1:
-        name, remedy = network_name(learned.model), "use UNet, or set feddg.boundary=0"
+        name, remedy = network_name(learned.model), "use UNet, or set feddg:boundary=0"
         raise ValueError(f"feddg contrasts the map in a model's taps, which {name} lacks: {remedy}")
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -154,9 +154,9 @@ def _episodic_objective(
         outer, (_, other_maps) = loss_of(inner, restyled)
         value = loss + outer
         if taps:
-            masks = batch["label"]["mask"], batch["valid"], task.segments
+            mask, valid = batch["label"]["mask"], batch["valid"]
             all_maps = jnp.stack([*maps, *other_maps])
-            contrast = boundary_contrast(all_maps, *masks, nested=task.nested)
+            contrast = boundary_contrast(all_maps, mask, valid, task.segments, nested=task.nested)
             value += boundary * contrast.astype(value.dtype)
         return value, (loss, moved)
 
@@ -239,7 +239,7 @@ def with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int)
 def _spectrum(x: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
     """Returns F x, and its window of low frequencies."""
     if min(x.shape[1:3]) < 2 * half + 1:
-        raise ValueError(f"feddg.half={half} is too large for images {x.shape}: set it lower")
+        raise ValueError(f"feddg:half={half} is too large for images {x.shape}: set it lower")
     spectrum = jnp.fft.fft2(x, axes=(1, 2))
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     return spectrum, spectrum[:, rows[:, None], columns]

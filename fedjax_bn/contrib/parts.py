@@ -109,15 +109,13 @@ def changing_outputs(places: Collection[str], change: Change) -> AbstractContext
 def require_maps(method: str, places: Collection[str], seen: Collection[str]) -> None:
     """Raises ValueError if no module in `places` has given a map, which `seen` would name."""
     if not seen:
-        modules = ", ".join(places)
-        raise ValueError(f"{method}: {modules} give no maps: name other modules ({method}.names)")
+        raise ValueError(f"{method}: {[*places]} give no maps: name others by {method}:names")
 
 
 def require_images(method: str, x: jax.Array, channels: int) -> None:
     """Raises ValueError if x is not a batch of images f[B, H, W, C] with so many channels."""
     if x.ndim != 4 or x.shape[-1] != channels:
-        read = f"{method} reads images f[B, H, W, C={channels}]"
-        raise ValueError(f"{read}, not {x.shape}: set {method}.channels")
+        raise ValueError(f"{method} reads [B,H,W,{channels}], not {x.shape}: set {method}:channels")
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:

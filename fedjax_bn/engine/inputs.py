@@ -36,7 +36,7 @@ def check_images(images: np.ndarray, place: str = "images") -> None:
             f"{place} {list(shape)} are not [N, H, W, C]: use np.moveaxis(images, 1, -1)"
         )
     if _is_float(images.dtype) and _holds_bytes(images):
-        raise ValueError(f"{place} are {images.dtype} numbers of bytes: use uint8, or / 255")
+        raise ValueError(f"{place} are {images.dtype} numbers of bytes: use uint8, or images / 255")
 
 
 def _holds_bytes(images: np.ndarray) -> bool:
@@ -91,11 +91,12 @@ def class_labels(
 
 def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:
     """Raises ValueError unless labels are numbers of a shape, by default [N]."""
-    shape = (labels.size,) if shape is None else shape
-    if labels.shape != shape or not (labels.dtype.kind in "iu" or _is_float(labels.dtype)):
+    fits = labels.ndim == 1 if shape is None else labels.shape == shape
+    if not (fits and (labels.dtype.kind in "iu" or _is_float(labels.dtype))):
+        form = "[N]" if shape is None else [*shape]
         raise ValueError(
-            f"{place} is {labels.dtype}{list(labels.shape)}; it must be {allowed} of shape "
-            f"{list(shape)}: convert it by astype(int), one-hot labels by argmax(-1)"
+            f"{place} is {labels.dtype}{[*labels.shape]}; it must be {allowed} of shape {form}: "
+            "convert it by astype(int), one-hot labels by argmax(-1)"
         )
 
 

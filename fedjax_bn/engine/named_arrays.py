@@ -4,8 +4,9 @@ A leaf's name is its path, such as `shared/params/dense1/kernel`; None is not a 
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import jax
 import numpy as np
@@ -23,6 +24,15 @@ def to_named(tree: PyTree) -> dict[str, np.ndarray]:
 def names_of(tree: PyTree) -> list[str]:
     """Returns the names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in its order."""
     return list(_leaves(tree))
+
+
+def tree_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nested dictionaries whose leaves `to_named` has named."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *modules, leaf = map(unquote, name.split("/"))
+        reduce(lambda place, module: place.setdefault(module, {}), modules, tree)[leaf] = array
+    return tree
 
 
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
@@ -65,6 +75,7 @@ def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
 def _leaves(tree: PyTree) -> dict[str, Any]:
     def named(entry: Any) -> str:
         # Quoted, so that a leaf "a/b" is not named as the leaf "b" of "a".
-        return quote(jax.tree_util.keystr((entry,), simple=True), safe="")
+        name = jax.tree_util.keystr((entry,), simple=True)
+        return name.replace("%", "%25").replace("/", "%2F")
 
     return {"/".join(map(named, path)): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -99,7 +99,7 @@ def descend(
 
 def check_optimizer(optimizer: object) -> None:
     """Raises ValueError unless this is an optax transformation."""
-    if not hasattr(optimizer, "update"):
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ValueError(f"optimizer={optimizer!r} is not optax's: give, say, optax.sgd(0.1)")
 
 

@@ -57,7 +57,7 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str]) -> None:
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
     if unusable.any():
         k = int(unusable.argmax())
-        raise ValueError(f"the risk {risks[k]:g} of {names[k]} cannot weigh it: use by_size")
+        raise ValueError(f"risk {risks[k]:g} of {names[k]} must be finite, above 0: use by_size")
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
     if logits.shape != (*mask.shape, classes):
         raise ValueError(
             f"logits {list(logits.shape)} for masks {list(mask.shape)} of {classes} classes: "
-            f"use a model such as UNet(num_classes={classes})"
+            f"use UNet(num_classes={classes}), and masks of the image's size"
         )
     return logits
 

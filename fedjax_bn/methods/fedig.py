@@ -189,16 +189,18 @@ def client_agnostic_objective(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         # Both passes use the same key, so that dropout drops the same units.
-        local_options: dict[str, Any] = {"statistics": statistics, "wanted": ["features"]}
-        loss, local = learned.trained(variables, images, batch, key, **local_options)
+        loss, local = learned.trained(
+            variables, images, batch, key, statistics=statistics, wanted=["features"]
+        )
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
         # Only the local pass moves running statistics: what this pass moves is dropped.
         of_server = {**variables, STATISTICS: received.server}
         rule = mixing(stream(key, "mixed statistics"))
         # The gradient of CACL stops at the features; the gradient of CAFL does not.
-        options: dict[str, Any] = {"statistics": rule, "wanted": ["frozen features"]}
-        error, mixed = learned.trained(of_server, images, batch, key, **options)
+        error, mixed = learned.trained(
+            of_server, images, batch, key, statistics=rule, wanted=["frozen features"]
+        )
         gaps = distance(local.features, mixed.features)
         value = loss + lambda_1 * error + lambda_2 * masked_mean(gaps, batch["valid"])
         return value, (loss, local.moved)

@@ -89,11 +89,11 @@ def personalize(
     learned, _ = learning(model, prepare=prepare, task=task)
     valid = jnp.ones(len(images), bool) if valid is None else valid
     batch = blank_padding({"image": images, "label": labels, "valid": valid})
-    gradient = differentiate(supervised(learned, statistics))
+    adapt = _adapting(differentiate(supervised(learned, statistics)), inner_rate)
     # A fixed key serves models without dropout, which draw nothing.
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
-        variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
+        variables = adapt(variables, batch, Received((), ()), keys[i])
     if frozen:
         variables = complete(variables)
     if OWN in received:
@@ -102,20 +102,22 @@ def personalize(
     return variables
 
 
-def _adapt(
-    gradient: Gradient, inner_rate: float, variables: Variables, batch: Batch, received: Received,
-    key: jax.Array,
-) -> Variables:  # fmt: skip
-    """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
-    gradients, (_, moved) = gradient(variables, batch, received, key)
-    variables = trainable(variables)
-    params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
-    return {**variables, **moved, "params": params}
+def _adapting(gradient: Gradient, inner_rate: float) -> Callable[..., Variables]:
+    """Returns a gradient step over all parameters, which keeps the statistics that it moved."""
+
+    def adapt(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Variables:
+        grads, (_, moved) = gradient(variables, batch, received, key)
+        variables = trainable(variables)
+        params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], grads["params"])
+        return {**variables, **moved, "params": params}
+
+    return adapt
 
 
 def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
+    adapt = _adapting(gradient, inner_rate)
 
     def adapted_by(of_query: Callable[..., Any]) -> Callable[..., Any]:
         """Returns an objective or a gradient of the other half at the adapted point."""
@@ -124,7 +126,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
             support, query = _split_valid(batch)
             # Dropout of the query must not repeat that of the support.
             support_key, query_key = jax.random.split(key)
-            point = _adapt(gradient, inner_rate, variables, support, received, support_key)
+            point = adapt(variables, support, received, support_key)
             return of_query(point, query, received, query_key)
 
         return adapted

@@ -33,7 +33,7 @@ _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # products of layers that are not dense
 # Operations that leave logits of the form f W + b, such as a final cast to float32.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
-_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256, *range(1, 65))  # the common ones first
+_SIDES = dict.fromkeys((32, 28, 224, 64, 16, 8, 96, 128, 256, *range(1, 65)))  # common first
 
 
 class FeaturesOf(NamedTuple):
@@ -291,9 +291,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
             layers.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
 
-    def classify(variables: Variables, features: jax.Array) -> Any:
-        return model.apply(variables, features, method=lambda model, x: model.classify(x))
-
+    classify = partial(model.apply, method=lambda model, x: model.classify(x))
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not layers:
@@ -324,9 +322,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
         called[source] = output.shape
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
 
-    def outputs(variables: Variables, images: Any) -> Any:
-        return model.apply(variables, images, **mode_arguments(model.__call__, False))
-
+    outputs = partial(model.apply, **mode_arguments(model.__call__, False))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)

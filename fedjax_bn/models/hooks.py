@@ -3,9 +3,8 @@
 A method may add a collection that the network itself does not read, such as a latent between
 features and classifier. The method's module registers a function for it, which `forward` calls in
 training and at test. A served model has variables and no method, and arrays cannot carry a
-function: so the name of the collection stands for it, as a type stands for its functions in JAX's
-own table of pytrees. The table is written by imports alone; whoever reads variables from a file
-imports `fedjax_bn.contrib` first.
+function: so the name of the collection stands for it. The table is written by imports alone;
+whoever reads variables from a file imports `fedjax_bn.contrib` first.
 """
 
 from collections.abc import Callable
@@ -32,17 +31,19 @@ class Hooked(NamedTuple):
 Hook = Callable[[PyTree, jax.Array, jax.Array | None], Hooked]
 # follow(received, so_far, images, valid) -> the collection after the next batch of a stream.
 Follow = Callable[[PyTree, PyTree, jax.Array, jax.Array | None], PyTree]
-# Collection -> its functions.
-_HOOKS: dict[str, tuple[Hook, Follow | None]] = {}
+# Collection -> its function.
+_HOOKS: dict[str, Hook] = {}
+_FOLLOWERS: dict[str, Follow] = {}
 
 
 def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
     """Makes `forward` call a hook whenever the variables contain a collection.
 
-    `hook(tree, images, key) -> Hooked` gets the key None at test. `follow` is for the collection
-    `sharing.MEASURED` alone.
+    `hook(tree, images, key) -> Hooked` gets the key None at test; `follow` is for `MEASURED`.
     """
-    _HOOKS[collection] = hook, follow
+    _HOOKS[collection] = hook
+    if follow:
+        _FOLLOWERS[collection] = follow
 
 
 def apply_hooks(
@@ -55,8 +56,7 @@ def apply_hooks(
     hooked = Hooked(images)
     # In the order of names, so that the order of imports has no effect.
     for name in sorted(_HOOKS.keys() & variables.keys()):
-        hook, _ = _HOOKS[name]
-        change = hook(variables[name], hooked.images, key)
+        change = _HOOKS[name](variables[name], hooked.images, key)
         contexts = hooked.contexts + change.contexts
         hooked = Hooked(change.images, change.around or hooked.around, contexts)
     return without(variables, *_HOOKS), hooked
@@ -81,6 +81,6 @@ def follow(
     `so_far` is the collection `sharing.MEASURED` before the images f[B, ...], of which `valid`
     bool[B] count (None for all).
     """
-    _, follow_collection = _HOOKS[MEASURED]
-    assert follow_collection is not None  # it is registered for this collection
-    return follow_collection(variables[MEASURED], so_far, images, valid)
+    if MEASURED not in _FOLLOWERS:
+        raise KeyError(f"no `follow` is registered for {MEASURED!r}: import its method's module")
+    return _FOLLOWERS[MEASURED](variables[MEASURED], so_far, images, valid)

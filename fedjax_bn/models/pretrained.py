@@ -151,7 +151,7 @@ def _read(source: str | Path) -> _Tensors:
     if path.exists() or path.suffix in _SUFFIXES or not is_id:
         raise FileNotFoundError(
             f"{source} is no file with pretrained weights: give a .safetensors or .pth file, or a "
-            "hub id such as timm/resnet18.tv_in1k"
+            "hub id as timm/resnet18.tv_in1k; for Keras' folder run launch/convert/keras_resnet.py"
         )
     # Imported only here: most runs start from scratch or from a file.
     hub = _imported("huggingface_hub", f"fetching {source}")

@@ -138,8 +138,8 @@ def convert(
         anchors, model_anchors = np.asarray(state_dict[_ANCHORS]), _anchors_in_cells(model)
         same_shape = anchors.shape == model_anchors.shape
         if not (same_shape and np.allclose(anchors, model_anchors, rtol=1e-3)):
-            cells = f"{anchors.tolist()} in cells"
-            raise ValueError(f"{_ANCHORS} are {cells}: build the model with these, in pixels")
+            cells = f"{anchors.tolist()} in cells, and this model's {model_anchors.tolist()}"
+            raise ValueError(f"{_ANCHORS} are {cells}: build it with the file's, in pixels")
     maps = _flattened_maps(model, image_shape)
     converted = {}
     for path, leaf in leaves.items():
@@ -227,8 +227,9 @@ def _fitting(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     fits = tensor.shape == shape and jnp.issubdtype(dtype, jnp.floating)
     fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
     if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
+        remedy = ": set the file's image_size" * name.endswith("pos_embed")
         raise ValueError(
             f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape} of "
-            f"numbers that are finite in {dtype}, and variances of at least 0"
+            f"numbers that are finite in {dtype}, and variances of at least 0{remedy}"
         )
     return tensor

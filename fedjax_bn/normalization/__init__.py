@@ -10,7 +10,5 @@ from fedjax_bn.normalization.layer import (
     running_statistics,
 )
 
-__all__ = [
-    "BatchNorm", "Layer", "Statistics", "StatisticsRule", "batch_statistics", "normalize_with",
-    "running_statistics",
-]  # fmt: skip
+__all__ = ["BatchNorm", "Layer", "Statistics", "StatisticsRule"]
+__all__ += ["batch_statistics", "normalize_with", "running_statistics"]

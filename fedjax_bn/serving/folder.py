@@ -2,7 +2,7 @@
 
     model.json      the model's name and options, its classes, the form of its samples, how bytes
                     are standardized, the adaptations with which it was tested
-    variables.npz   its arrays, COLLECTION/MODULE/NAME
+    variables.npz   its arrays, COLLECTION/MODULE/NAME; in a name % is %25 and / is %2F
     programs/       each adaptation as a StableHLO program, which JAX runs without this library
 
 Nothing that a folder names is imported. A program is code: that of a model or adaptation that is
@@ -27,7 +27,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from fedjax_bn import models
@@ -44,7 +43,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.engine.named_arrays import to_named
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named, tree_of
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.sharing import Variables
@@ -54,7 +53,6 @@ FORM = 1  # the version of the folder's format
 
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
-_SET_HERE = ("num_classes", "name", "parent")  # options of a model that its text cannot set
 
 
 class About(NamedTuple):
@@ -130,7 +128,7 @@ def _exported(
     start = choice.adaptation.init(variables)
 
     def run(arrays: Any, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
-        variables = unflatten_dict(arrays, sep="/")
+        variables = tree_of(arrays)
         leaves, form = jax.tree.flatten(start)
         leaves = [
             jax.random.wrap_key_data(carry[str(i)]) if _is_key(x) else carry[str(i)]
@@ -139,7 +137,7 @@ def _exported(
         probabilities, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
         return probabilities, _numbered(after)
 
-    arrays, carry = flatten_dict(variables, sep="/"), _numbered(start)
+    arrays, carry = to_named(variables), _numbered(start)
     images = jax.ShapeDtypeStruct((choice.batch_size, *about.shape), about.dtype)
     valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
     program = jax_export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
@@ -213,11 +211,15 @@ def load(
                 f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
                 f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
             )
-        (step, start), facts = _open_program(folder, adapt), about.programs[adapt]
-        batch_size, order = facts["batch_size"], facts["order"]
+        path, facts = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo", about.programs[adapt]
+        with _damage_named(path), path.with_suffix(".npz").open("rb") as file:
+            program = jax_export.deserialize(bytearray(path.read_bytes()))
+            start = dict(np.load(file))
+            _refuse_custom_calls(program)
+        step, batch_size, order = jax.jit(program.call), facts["batch_size"], facts["order"]
         return Predictor(arrays, lambda: start, step, check, batch_size, order)
     title = f"the served model {about.model}"
-    make, fields = read_choice(title, about.model, _MODELS, given=_SET_HERE)
+    make, fields = read_choice(title, about.model, _MODELS, given=("num_classes", "name", "parent"))
     model = call_chosen(title, make, num_classes=len(about.classes), **fields)
     if about.compute_dtype != "float32":
         model = in_dtype(model, about.compute_dtype)
@@ -227,21 +229,11 @@ def load(
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_named(path: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
         raise ValueError(f"cannot read {path} ({error}): serve the model again") from error
-
-
-def _open_program(folder: Path, adapt: str) -> tuple[Callable, dict[str, np.ndarray]]:
-    """Returns `step(arrays, carry, images, valid)` of an adaptation's program, and its carry."""
-    path = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo"
-    with _damage_named(path):
-        program = jax_export.deserialize(bytearray(path.read_bytes()))
-        _refuse_custom_calls(program)
-        with path.with_suffix(".npz").open("rb") as file:
-            return jax.jit(program.call), dict(np.load(file))
 
 
 def _check_form(about: About, images: np.ndarray) -> None:
@@ -257,16 +249,12 @@ def _variables_of(
     """Returns the arrays as collections: the model's, checked, and those that a method adds."""
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
     with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
-        leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
-    for name, leaf in leaves.items():
-        array = arrays.get(name)
-        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
-            raise ValueError(
-                f"{folder / _VARIABLES} has no {name} of {about.model}: serve it again"
-            )
-    collections = {name.partition("/")[0] for name in leaves}
-    if any(name.partition("/")[0] not in collections for name in arrays):
+        expected = jax.eval_shape(model.init, jax.random.key(0), images)
+    with _damage_named(f"{folder / _VARIABLES} of {about.model}"):
+        from_named({name: arrays[name] for name in arrays.keys() & names_of(expected)}, expected)
+        variables = tree_of(arrays)
+    if variables.keys() - expected.keys():
         # A collection that a method has added may need a hook, which `contrib` registers. A model
         # alone is served without training code.
         import fedjax_bn.contrib  # noqa: F401
-    return jax.tree.map(jnp.asarray, unflatten_dict(dict(arrays), sep="/"))
+    return jax.tree.map(jnp.asarray, variables)

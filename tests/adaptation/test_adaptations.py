@@ -224,3 +224,9 @@ def test_the_ensemble_is_the_mean_of_its_members_probabilities(x64):
         members.append(jax.nn.softmax(apply(sharing.join(norms, received), images)))
     ours = predict(adaptation.ensemble(MODEL), variables, images)
     np.testing.assert_allclose(jnp.exp(ours), np.mean(members, 0), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("text", "name"), [("tsmobn", "tsmobn"), ("batch:affine=False", "affine")])
+def test_a_model_without_batch_norm_is_refused_by_the_name_of_what_needs_it(text, name):
+    with pytest.raises(ValueError, match=f"^{name}.* needs batch norms"):
+        choose_adaptation(text, None).adaptation.init({"params": {}})

@@ -277,5 +277,5 @@ def test_an_adaptation_of_a_client_with_an_own_model_moves_that_model():
 
 def test_fedala_weighs_no_frozen_module():
     method = fedala(HeadNet(), fed.SGD, frozen=at("head"))
-    with pytest.raises(ValueError, match=r"fedala\.names"):
+    with pytest.raises(ValueError, match="fedala:names"):
         fed.run_rounds(method, fed.variables_of(HeadNet()), fed.batches_of(SIZES))

@@ -181,3 +181,8 @@ def test_labels_are_kept_exactly_or_refused(data):
     found = class_labels(labels, "the file", classes)
     assert found.dtype == np.int32
     assert found.tolist() == [int(one) for one in labels.tolist()]
+
+
+def test_one_hot_labels_are_not_to_be_made_flat():
+    with pytest.raises(ValueError, match=r"of shape \[N\]: .*argmax"):
+        class_labels(np.eye(4), "the file")

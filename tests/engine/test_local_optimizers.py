@@ -185,3 +185,8 @@ def test_configured_rates_have_their_closed_form(changes, expected):
     steps = [optimizer.update(ones, optimizer.init(ones), ones, round=r)[0] for r in range(6)]
     rates = [expected(r) for r in range(6)]
     np.testing.assert_allclose(-np.ravel(steps), rates, rtol=1e-5, atol=1e-8)
+
+
+def test_a_mapping_is_no_optimizer():
+    with pytest.raises(ValueError, match="is not optax's"):
+        fedavg(NET, {})

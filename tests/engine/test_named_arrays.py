@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named, tree_of
 from fedjax_bn.state import Own
 
 TREE = Own(
@@ -27,7 +27,9 @@ def test_a_tree_comes_back_from_a_file_of_named_arrays_whatever_its_dtypes():
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
     assert names_of(TREE) == ["personal/params/a/kernel", "memory/0", "memory/1/b"]
-    assert len(to_named({"a": {"b": 1}, "a/b": 2, "a%2Fb": 3})) == 3
+    odd = {"a": {"b": 1, "last layer é": 2}, "a/b": 3, "a%2Fb": 4}
+    assert list(to_named(odd)) == ["a/b", "a/last layer é", "a%252Fb", "a%2Fb"]
+    assert tree_of(to_named(odd)) == odd
 
 
 @pytest.mark.parametrize(

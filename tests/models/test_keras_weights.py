@@ -113,3 +113,8 @@ def test_logits_are_those_of_kerass_form(tmp_path, monkeypatch):
     np.testing.assert_allclose(logits, expected, atol=1e-6 * np.abs(expected).max())
     with pytest.raises(ValueError, match="keras=True"):
         pretrained.load_pretrained(path, MODEL.clone(keras=False), shapes)
+    with pytest.raises(FileNotFoundError, match=r"launch/convert/keras_resnet\.py"):
+        pretrained.load_pretrained(tmp_path, MODEL, shapes)
+    (tmp_path / "group1-shard0.bin").write_bytes(b"torn")
+    with pytest.raises(SystemExit, match="damaged"):
+        converted(tmp_path, monkeypatch)

@@ -30,6 +30,7 @@ MISTAKES = [
     (["--config.data.image_size=64"], ["image_size=64", "set it to 28"]),
     (["--config.data.name=digits"], ["'digits' is not embedded", "--config.data.path=PATH"]),
     (["--config.model=MLP", "--config.batch_size=179"], ["one sample", "'norm1'", "batch_size"]),
+    (["--config.method=fedprox:mu"], ["'mu' must be", "write mu=VALUE"]),
     (["--config.method=fedprox:nu=1"], ["'nu=1' must be key=value", "did you mean 'mu'?"]),
     (["--config.baselines=fedprox:mu=-1"], ["mu=-1.0 must be at least 0"]),
     (["--config=none.py"], ["no config file 'none.py'"]),

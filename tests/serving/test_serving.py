@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,14 +19,18 @@ import pytest
 from PIL import Image
 
 import runs
+from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import cell
+from fedjax_bn.contrib import gperxan
 from fedjax_bn.data.domain import whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedbn
-from fedjax_bn.models import MLP
+from fedjax_bn.methods import fedbn, fediga
+from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.serving import load, predictor
+from fedjax_bn.serving.folder import About, write_served
+from fedjax_bn.serving.predictor import Predictor
 from small_images import dataset_of_images
 
 ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha", "sar", "t3a")
@@ -167,6 +172,41 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, tmp_path):
     np.testing.assert_allclose(trusted(DOG.images), expected, atol=1e-6)
     with pytest.raises(ValueError, match="random_alp"):
         load(place, "tsmobn")
+
+
+class Odd(nn.Module):
+    """Its modules have names with what separates or quotes names."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(not train, name="norm/1 é")(x.reshape(len(x), -1))
+        return nn.Dense(3, name="last layer%2F")(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "adapt"),
+    [
+        (Odd(), fedbn, "tsmobn"),
+        (ResNet10(3, width=2), fediga, "zero_shot_adapter"),
+        (ResNet10(3, width=2), gperxan, "running"),
+    ],
+)
+def test_names_of_modules_and_collections_are_free(served, tmp_path, model, method, adapt):
+    learner, key = method(model, optax.sgd(0.1)), jax.random.key(0)
+    images = jnp.zeros((2, 8, 8, 3))
+    state = jax.jit(lambda: learner.init(key, model.init(key, images), 3))()
+    variables, place = global_variables(state), tmp_path / "odd"
+    text = "my_model:Odd" if isinstance(model, Odd) else "ResNet10:width=2"
+    facts = About.read(served)._replace(model=text, programs={}, adaptations=[adapt])
+    write_served(place, facts, variables, {adapt: choose_adaptation(adapt, model, 4)})
+    prepare = standardize(facts.mean, facts.std)
+    expected = Predictor.by_choice(choose_adaptation(adapt, model, 4), variables, prepare)
+    if not isinstance(model, Odd):
+        np.testing.assert_allclose(load(place, adapt, 4)(DOG.images), expected(DOG.images), 1e-5)
+        about = About.read(place)._replace(model="my_model:Net")
+        (place / "model.json").write_text(json.dumps(about._asdict()))
+    found = load(place, adapt, trust=True)(DOG.images)
+    np.testing.assert_allclose(found, expected(DOG.images), 1e-5)
 
 
 @pytest.mark.parametrize(

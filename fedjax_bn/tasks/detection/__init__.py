@@ -16,7 +16,5 @@ from fedjax_bn.tasks.detection.task import (
     mean_average_precision,
 )
 
-__all__ = [
-    "PREDICTION", "Anchors", "DetectedImages", "Detections", "Keeping", "Recipe", "detect",
-    "detection", "detection_loss", "mean_average_precision",
-]  # fmt: skip
+__all__ = ["PREDICTION", "Anchors", "DetectedImages", "Detections", "Keeping", "Recipe"]
+__all__ += ["detect", "detection", "detection_loss", "mean_average_precision"]
