@@ -80,9 +80,13 @@ def _least_variance(risks: jax.Array, counts: jax.Array) -> jax.Array:
     """
     from scipy.optimize import minimize
 
+    # SciPy runs on the host, so XLA must know the shape and dtype of the result. Under x64 of one
+    # thread the callback's thread gets float32.
+    form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
+
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
-        w = np.zeros_like(risks)
+        w = np.zeros(form.shape, form.dtype)
         if not counts.any():
             return w
         present = risks[counts].astype(np.float64)
@@ -101,6 +105,4 @@ def _least_variance(risks: jax.Array, counts: jax.Array) -> jax.Array:
         w[counts] = unscaled / unscaled.sum()
         return w
 
-    # SciPy runs on the host, so XLA must know the shape and dtype of the result.
-    form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
