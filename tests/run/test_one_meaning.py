@@ -44,7 +44,7 @@ def built_both_ways(name, monkeypatch):
     monkeypatch.setitem(build.DATASETS, "tiny", lambda config: data())
     config = base()
     changes = {"method": name, "data.name": "tiny", "data.path": "none", "data.image_size": 9}
-    changes |= {"batch_size": 3, "mesh.clients": 1}
+    changes |= {"batch_size": 3, "mesh.clients": 1, "personalize_samples": 0}
     changes |= {"model": NETS.get(name, "SmallCNN"), "adaptations": ("running",)}
     changes["method"] += "".join(f":{key}={value}" for key, value in SAID.get(name, {}).items())
     config.update_from_flattened_dict(changes)
