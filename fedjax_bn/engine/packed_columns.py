@@ -17,14 +17,14 @@ from jax import lax
 from fedjax_bn.engine.backend import on_tpu
 
 _LANES = 128
-_VALUES = 2**20  # of a map; smaller ones have no cycles to spare for larger kernels
+FEWEST_VALUES = 2**20  # of a map; smaller ones have no cycles to spare for larger kernels
 
 
 def fitting(shape: Sequence[int]) -> int:
     """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1."""
     # Two columns are packed if they fill the lanes better than one, and if the map is large.
     (*_, width, channels), half = shape, _LANES // 2
-    large = math.prod(shape) >= _VALUES
+    large = math.prod(shape) >= FEWEST_VALUES
     return 2 if on_tpu() and large and half // 2 < channels <= half and width % 2 == 0 else 1
 
 

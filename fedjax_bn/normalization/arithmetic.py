@@ -163,12 +163,12 @@ def _one_each(x: jax.Array, *statistics: jax.Array) -> bool:
 def sample_moments(x: jax.Array) -> Moments:
     """Returns mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
     if on_cpu():
-        return computed_once(_sample_moments_on_cpu(x))
+        return computed_once(sample_moments_on_cpu(x))
     mean = x.mean(1)
     return mean, jnp.square(x - mean[:, None]).mean(1)
 
 
-def _sample_moments_on_cpu(x: jax.Array) -> Moments:
+def sample_moments_on_cpu(x: jax.Array) -> Moments:
     """`sample_moments` from sums of the distances to one position, and of their squares."""
     samples, positions, channels = x.shape
     # One position is within sqrt(P) deviations of the mean, so E[d^2] - E[d]^2 loses little.
@@ -219,7 +219,7 @@ def _sample_scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.
 
 def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
     """Repeats f[B, 1, ..., C] at all positions of x f[B, ..., C]."""
-    # Reverse mode runs its transpose, which is the fast sum of `_sample_moments_on_cpu`.
+    # Reverse mode runs its transpose, which is the fast sum of `sample_moments_on_cpu`.
     samples, channels = x.shape[0], x.shape[-1]
     positions = x.size // max(1, samples * channels)
     group = _group(positions)

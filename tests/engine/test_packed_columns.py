@@ -98,7 +98,7 @@ def derivatives(model, variables, images, valid):
 )
 def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""
-    monkeypatch.setattr(packed_columns, "_VALUES", 0)
+    monkeypatch.setattr(packed_columns, "FEWEST_VALUES", 0)
     model, side = NETWORKS[name]
     images, valid = draw((4, side, side, 3)), jnp.array([True, False, True, True])
     variables = jax.eval_shape(model.init, KEY, images.astype(jnp.float32))
