@@ -40,6 +40,7 @@ from fedjax_bn.engine.devices import (
     CLIENTS,
     Meeting,
     clients_at_once,
+    current_mesh,
     map_and_sum,
     on_each_device,
     pad_rows,
@@ -100,6 +101,8 @@ class FederatedMethod(NamedTuple):
       adding: the same for uploads that arrive one after another; None if `weigh` is neither
         `by_size` nor `uniform`.
       local_epochs: the passes over its data that a client makes in a round, at least 1.
+      clients, mesh: how it was told to map clients and over which devices to share them out; None
+        for those of `engine.devices.over_devices`.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -114,6 +117,8 @@ class FederatedMethod(NamedTuple):
     checked_server: Callable[..., tuple[FederatedState, jax.Array]] | None = None
     adding: Adding | None = None
     local_epochs: int = 1
+    clients: str = "auto"
+    mesh: Mesh | None = None
 
 
 class _Plan(NamedTuple):
@@ -165,7 +170,8 @@ def federate(
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
-        "batch", which divides the samples of a batch; None for one device.
+        "batch", which divides the samples of a batch; None for one device, or
+        for those of `engine.devices.over_devices`.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
@@ -217,6 +223,8 @@ def federate(
         adding=adding(plan.server, plan.weigh),
         local_epochs=client.epochs,
         statistics=statistics,
+        clients=clients,
+        mesh=mesh,
     )
 
 
@@ -231,7 +239,8 @@ def _like_jitted(function: Callable, program: Any) -> Any:
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
-    rows = padded(num_clients, plan.mesh)
+    mesh = current_mesh(plan.mesh)
+    rows = padded(num_clients, mesh)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     mask: PyTree = plan.share(variables)
@@ -248,9 +257,9 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     server, weighing = jax.tree.map(jnp.copy, (server, weighing))
     weights, count = normalized(jnp.ones(num_clients)), jnp.zeros((), jnp.int32)
     state = FederatedState(count, shared, server, weights, weighing, (), (), frozen)
-    state = place_on_mesh(state, plan.mesh, by_client=False)
+    state = place_on_mesh(state, mesh, by_client=False)
     client_rows = stack(personal, rows), stack(memory, rows)
-    personal, memory = place_on_mesh(client_rows, plan.mesh, by_client=True)
+    personal, memory = place_on_mesh(client_rows, mesh, by_client=True)
     return state._replace(personal=personal, memory=memory)
 
 
@@ -267,6 +276,7 @@ def _round(
     plan: _Plan, state: FederatedState, batches: Batches, key: jax.Array
 ) -> tuple[FederatedState, Metrics]:
     """Runs one round: broadcast, local training, aggregation."""
+    plan = plan._replace(mesh=current_mesh(plan.mesh))
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
     # On a mesh the caller may have padded the batches already, to place them on the devices.

@@ -15,11 +15,13 @@ data. A second call with the same method, and data of the same shapes, compiles 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments import ranges
@@ -46,6 +48,7 @@ from fedjax_bn.training.experiment import (
     personalization_of,
 )
 from fedjax_bn.training.loop import train
+from fedjax_bn.training.mesh import cpu_mesh, cpu_note, on_first_device
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import Record, have_trained, samples_a_round, summarize
 from fedjax_bn.training.result import Result
@@ -122,8 +125,11 @@ def simulate(
     internal, unseen_domains = make_clients(
         data, target=tuple(unseen), validation=_VALIDATION, seed=seed
     )
+    mesh = method.mesh
+    if mesh is None and method.clients == "auto":
+        mesh = cpu_mesh(len(clients))
     if show_progress:
-        for note in duplicate_notes(internal, unseen_domains):
+        for note in (*duplicate_notes(internal, unseen_domains), *cpu_note(mesh, len(clients))):
             print(note, file=sys.stderr)
     # Kept, so that a second call does not compile the same adaptation again.
     choices = {
@@ -132,6 +138,7 @@ def simulate(
     }
     experiment = Experiment(
         *(model, method, internal, unseen_domains, prepare, choices, (), Participation()),
+        mesh=mesh,
         work=LocalWork(batch_size, 0, (method.local_epochs,)),
         plan=Plan("simulated", seed, rounds, patience),
         evaluation=Evaluation(seed=seed, personalization=personalization_of(method, seed)),
@@ -149,7 +156,7 @@ def simulate(
         profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
         Patience(patience, records),
-        *callbacks,
+        *(callbacks if method.mesh == mesh else map(partial(_OneDevice, mesh), callbacks)),
         selection,
     ]
     if show_progress:
@@ -157,7 +164,34 @@ def simulate(
     round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=rounds, records=records, callbacks=calls)
     summary = summarize(experiment, records, 0.0)
-    return Result(method, selection.state, tuple(names), summary, records)
+    state = selection.state if method.mesh == mesh else on_first_device(selection.state, mesh)
+    return Result(method, state, tuple(names), summary, records)
+
+
+class _OneDevice(AbstractContextManager):
+    """Shows a user's callback the state as it is without a mesh."""
+
+    def __init__(self, mesh: Mesh, callback: Any) -> None:
+        self._mesh, self._callback, self._context = mesh, callback, ExitStack()
+
+    def __enter__(self) -> Any:
+        if isinstance(self._callback, AbstractContextManager):
+            self._context.enter_context(self._callback)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._context.__exit__(*error)
+
+    def on_round_begin(self, round: int) -> None:
+        getattr(self._callback, "on_round_begin", lambda round: None)(round)
+
+    def on_round_end(self, round: int, state: Any, metrics: Record) -> bool | None:
+        if hook := getattr(self._callback, "on_round_end", None):
+            return hook(round, on_first_device(state, self._mesh), metrics)
+        return None
+
+    def on_train_end(self, round: int, state: Any, metrics: Record) -> None:
+        if hook := getattr(self._callback, "on_train_end", None):
+            hook(round, on_first_device(state, self._mesh), metrics)
 
 
 def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:

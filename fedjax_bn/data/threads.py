@@ -1,11 +1,12 @@
 """Works through files in threads, with a bar of progress."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
+
+from fedjax_bn.engine.devices import cpu_cores
 
 _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
@@ -20,9 +21,7 @@ def in_threads(
     """Yields `function(item)` of all items in their order, computed in threads, with progress."""
     from tqdm import tqdm
 
-    # The cores that this process may use, which are not all cores on a shared machine.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = min(cores or 1, threads or 2**16)  # volumes take much memory, so they set a limit
+    workers = min(cpu_cores(), threads or 2**16)  # volumes take much memory, so they set a limit
     # At most some ten thousand pieces of work, because each takes memory while it waits.
     step = 1 + len(items) // 10_000
     starts = range(0, len(items), step)

@@ -11,8 +11,10 @@ the samples of a client's batches; XLA inserts the reductions over it.
 
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +30,24 @@ _FAST = 2**27  # bytes of a core's fast memory; half of it is left to maps and g
 _MAPS = 3 * 2**29  # bytes of a step's maps up to which clients together cost less on a TPU
 _ROOM = 2**33  # bytes of a GPU's memory that a step's maps may take
 _SMALL = 2**25  # bytes of a step's convolutions; DigitCNN's are 22 MB with batches of 64
+# Part of the keys of JAX's trace cache, so that a trace is never reused for another mesh.
+_mesh = jax.make_user_context(None)
+
+
+def over_devices(mesh: Mesh | None) -> AbstractContextManager[None]:
+    """Returns a context in which methods made without a mesh share out their clients over it."""
+    return _mesh(mesh)
+
+
+def current_mesh(mesh: Mesh | None) -> Mesh | None:
+    """Returns the mesh that a method was made with, else that of `over_devices`."""
+    return mesh or _mesh.value
+
+
+def cpu_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def map_and_sum(
@@ -47,7 +67,8 @@ def map_and_sum(
     """
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     function = jax.jit(function, inline=True)  # traced once, though used several times
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, *stacked))
+    # Of arrays on a mesh, so that the scan below is not traced anew for their shardings.
+    shapes = jax.eval_shape(lambda trees: jax.tree.map(lambda x: x[0], trees), (rows, *stacked))
     if clients == "auto" and not on_cpu():
         size = _clients_that_fit(function.trace(*shapes).jaxpr.jaxpr, num_clients)
     else:

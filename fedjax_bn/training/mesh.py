@@ -3,7 +3,9 @@
 If there are several processes, each reads and places only the rows of its own devices.
 """
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +15,74 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.devices import BATCH, CLIENTS
+from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.devices import BATCH, CLIENTS, cpu_cores
 from fedjax_bn.federation import FederatedState
 
 PyTree = Any
+_FLAG = "xla_force_host_platform_device_count"  # by which users divide the CPU too
 
 
-def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | None:
+def side_by_side(clients: int, cores: int, devices: int | None = None) -> int:
+    """Returns over how many of XLA's devices on a CPU's cores `clients` train side by side.
+
+    Up to twice as many devices as cores, where that leaves no core idle at the end of a round: the
+    system shares out the cores. A large operation uses all cores on each device, so fewer clients
+    than cores leave none idle. `devices` are those that there are, None for any number.
+    """
+    most = min(2 * cores, clients, devices or clients)
+    for number in range(min(cores, most), most + 1):
+        if clients % number == 0 or clients % number >= cores:
+            return number
+    return min(cores, most)
+
+
+def _divide_cpu(devices: int) -> None:
+    """Gives JAX so many devices on the CPU, if it has not started and nobody chose their number."""
+    if devices > 1 and not _cpu_is_divided() and not jax.distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", devices)
+
+
+def _cpu_is_divided() -> bool:
+    chosen: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined,unused-ignore]
+    return chosen >= 0 or _FLAG in os.environ.get("XLA_FLAGS", "")
+
+
+def cpu_mesh(clients: int) -> Mesh | None:
+    """Returns the devices over which clients train side by side on a CPU; else None."""
+    _divide_cpu(side_by_side(clients, cpu_cores()))
+    if not on_cpu() or jax.process_count() > 1:
+        return None
+    count = side_by_side(clients, cpu_cores(), len(jax.devices()))
+    return Mesh(np.array(jax.devices()[:count]), (CLIENTS,)) if count > 1 else None
+
+
+def cpu_note(mesh: Mesh | None, clients: int) -> tuple[str, ...]:
+    """Returns notes for the user on how clients share a CPU's cores."""
+    count = side_by_side(clients, cpu_cores())
+    if mesh is not None:
+        return (mesh_note(mesh),)
+    if count == 1 or not on_cpu() or _cpu_is_divided():
+        return ()
+    setting = f"jax.config.update('jax_num_cpu_devices', {count})"
+    note = f"clients train one after another, as JAX had started with one device: {setting} before "
+    return (f"{note}its first array lets them train side by side, which takes less time",)
+
+
+def choose_mesh(
+    clients: int, batch: int, rows: int, batch_size: int, spread: bool = True
+) -> Mesh | None:
     """Returns the mesh that `config.mesh` describes; None for one device.
 
     `clients` devices (0: all) share out the `rows` clients of a round, and `batch` devices (0: as
-    many as are left) a step of `batch_size` samples. ConfigError: there are too few devices, or a
-    process would have none of the chosen ones.
+    many as are left) a step of `batch_size` samples. On a CPU clients are `spread` by `cpu_mesh` if
+    both are 0. ConfigError: there are too few devices, or a process would have none of the chosen
+    ones.
     """
+    if not clients and not batch and spread and (mesh := cpu_mesh(rows)):
+        return mesh
+    _divide_cpu(clients * (batch or 1))
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
     setting = f"config.mesh.clients={clients} with mesh.batch={batch}"
@@ -44,6 +101,16 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     return Mesh(chosen.reshape(shape), names)
 
 
+def shares_memory(mesh: Mesh | None) -> bool:
+    """Returns whether the devices of a mesh are on the CPU of one process."""
+    return mesh is not None and on_cpu() and jax.process_count() == 1
+
+
+def memories(mesh: Mesh | None) -> int:
+    """Returns over how many memories the clients of a mesh are spread."""
+    return 1 if mesh is None or shares_memory(mesh) else mesh.shape[CLIENTS]
+
+
 def clients_of(mesh: Mesh | None) -> NamedSharding | None:
     """Returns the sharding of rows [P, ...] by client; None for one device."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(CLIENTS))
@@ -58,9 +125,19 @@ def mesh_note(mesh: Mesh | None) -> str:
     """Returns the devices of a run in words, for a message."""
     if mesh is None:
         return "one device"
+    if shares_memory(mesh) and BATCH not in mesh.axis_names:
+        return f"clients train side by side, {mesh.size} at a time on {cpu_cores()} cores"
     note = f"{mesh.size} devices ({mesh.devices.flat[0].device_kind}), clients over "
     note += f"{mesh.shape[CLIENTS]} and each batch over {mesh.shape.get(BATCH, 1)}"
     return f"{note}, in {jax.process_count()} processes" if jax.process_count() > 1 else note
+
+
+def on_first_device(state: FederatedState, mesh: Mesh) -> FederatedState:
+    """Returns a copy of the state on a mesh's first device, without rows of padding."""
+    state = jax.device_put(state, mesh.devices.flat[0])
+    rows = len(state.weights)
+    personal, memory = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
+    return state._replace(personal=personal, memory=memory)
 
 
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:

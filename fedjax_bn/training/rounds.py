@@ -22,7 +22,7 @@ from fedjax_bn.data.labels import stored
 from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.devices import over_devices, padded
 from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
@@ -33,6 +33,7 @@ from fedjax_bn.training.mesh import (
     clients_of,
     copies_on,
     gathered,
+    memories,
     own_rows,
     place_copies,
     place_own,
@@ -110,8 +111,8 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         validation_rows = {"validation": place_rows(read, rows, over)}
     common = place_copies((facts, keys), mesh)
     longest, limit = max(experiment.train_sizes()), experiment.plan.device_megabytes
-    # Of one device, with each client padded to the largest.
-    needed = splits[0].images[:1].nbytes * longest * (rows // padded(1, mesh)) / 2**20
+    # In one memory, with each client padded to the largest.
+    needed = splits[0].images[:1].nbytes * longest * (rows // memories(mesh)) / 2**20
     resident = needed <= limit
     if resident:
         batches = repeat(place_rows(partial(client_rows, splits, longest), rows, over))
@@ -221,11 +222,18 @@ def _compile_round(
 
     spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
-    return _compiled(("round", method.round, drawing, resident), program, arguments)
+    return _compiled(("round", method.round, drawing, resident), program, arguments, mesh)
 
 
-def _compiled(key: tuple, program: Any, arguments: tuple) -> Callable[..., tuple]:
-    return made_once(key, lambda: compile_quickly(program.lower(*arguments)), arguments)
+def _compiled(
+    key: tuple, program: Any, arguments: tuple, mesh: Mesh | None
+) -> Callable[..., tuple]:
+    def compiled() -> jax.stages.Compiled:
+        with over_devices(mesh):
+            lowered = program.lower(*arguments)
+        return compile_quickly(lowered)
+
+    return made_once(key, compiled, arguments)
 
 
 def _open_cohorts(
@@ -258,7 +266,8 @@ def _open_cohorts(
         spread = None if mesh is None else (copies, by_row, copies)
         cohort = partial(cohort_round, experiment.method, *sizes)
         program = jax.jit(cohort, donate_argnums=(0, 1), out_shardings=spread)
-        program = _compiled(("cohort", experiment.method.round, mesh, sizes), program, arguments)
+        name = "cohort", experiment.method.round, mesh, sizes
+        program = _compiled(name, program, arguments, mesh)
 
         def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             client, arguments = inputs(state, next(batches))

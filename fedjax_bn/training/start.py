@@ -16,6 +16,7 @@ from fedjax_bn.data.domain import Dataset, Split
 from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.devices import over_devices
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
@@ -66,11 +67,12 @@ def make_start(
         variables = calls.init_variables(model, keys.model, images)
         if fixed is not None:
             variables = join(fixed, split_like(variables, fixed)[1])
-        full_state = method.init(keys.method, variables, clients)
-        if rows == clients:
-            return full_state
-        # XLA removes the rows of `full_state` from the program, because nothing reads them.
-        state = method.init(keys.method, variables, rows)
+        with over_devices(mesh):
+            full_state = method.init(keys.method, variables, clients)
+            if rows == clients:
+                return full_state
+            # XLA removes the rows of `full_state` from the program, because nothing reads them.
+            state = method.init(keys.method, variables, rows)
         state = state._replace(server=full_state.server, weighing=full_state.weighing)
         parts = (state.personal, state.memory, state.weighing)
         personal, memory, weighing = jax.tree.map(lambda leaf: leaf[:rows], parts)

@@ -22,6 +22,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.sets.files import names_in_npz, read_npz
+from fedjax_bn.engine.devices import cpu_cores
 
 Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
 
@@ -179,8 +180,6 @@ def describe_machine() -> dict[str, Any]:
     lines = path.read_text().splitlines() if path.exists() else []
     about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     flags = about.get("flags", about.get("Features", "")).split()
-    # XLA splits a sum among the cores that this process may use, which determines its order.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -191,7 +190,7 @@ def describe_machine() -> dict[str, Any]:
             "architecture": platform.machine(),
             "cpu": about.get("model name", platform.processor()),
             "cpu_features": [feature for feature in _FEATURES if feature in flags],
-            "cores": cores,
+            "cores": cpu_cores(),  # among which XLA splits a sum, which determines its order
             "options": {name: jax.config.values[f"jax_{name}"] for name in _OPTIONS},
             "environment": {name: os.environ.get(name, "") for name in _VARIABLES},
         },

@@ -57,7 +57,7 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
     np.savez(tmp_path / "own.npz", **columns)
     changes = {"method": "fedbn", "adaptations": ADAPTATIONS, "optimizer__learning_rate": 0.05}
     changes |= {"data__name": "npz", "data__path": str(tmp_path / "own.npz")}
-    changes |= {"checkpoint_every": 50, "compilation_cache": ""}
+    changes |= {"checkpoint_every": 50, "compilation_cache": "", "mesh__clients": 0}
     summary = runs.run(tmp_path / "run", **OPTIONS | changes)
     seen, ours = result
     for key in ("accuracy", "last_round", "selected_round", "measures"):

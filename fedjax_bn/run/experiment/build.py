@@ -124,15 +124,16 @@ def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
     """Builds what a configuration names except its data; raises ConfigError, ValueError."""
+    # First, because it may start JAX. Clients that sit out a round are not shared out.
+    rows = config.clients_per_round or len(internal.domains)
+    spread = config.clients == "auto"
+    mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size, spread)
     model = choose_model(config.model, config.compute_dtype, config.seed, internal.num_classes)
     to_inputs = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, to_inputs, 1)
     task = choose_task(config, model, internal, images)
-    # The devices share out the clients of a round, not those that sit out.
-    rows = config.clients_per_round or len(internal.domains)
-    mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
-    method = method_maker(config)(model, to_inputs, load, task, mesh)
+    method = method_maker(config)(model, to_inputs, load, task)
     replaced = (f"weigh={config.weigh} replaces the own weights of {config.method}",)
     replaced *= bool(config.weigh) and has_own_weighing(config.method)
     return Experiment(

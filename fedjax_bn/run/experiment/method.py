@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import aggregation, contrib, methods, models, sharing
@@ -99,11 +98,11 @@ def method_options(name: str) -> dict[str, Argument]:
 
 
 def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
-    """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
+    """Returns `make(model, prepare, load, task)` for the configured method.
 
     A user's own method, `package.module:function:key=value`, is a function
-    `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
-    several devices it also gets `mesh`. An unknown name, module or argument is a ConfigError.
+    `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`. An
+    unknown name, module or argument is a ConfigError.
     """
     method, options = choose_method("method", config.method)
     culprit = f"config.method={brief(config.method)}"
@@ -125,14 +124,10 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
 
-    def make(
-        model: Any, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
-    ) -> FederatedMethod:
+    def make(model: Any, prepare: Prepare, load: Load, task: Task) -> FederatedMethod:
         arguments = options | {"prepare": prepare, "load": load}
         if not task.classifies:  # classification is the default of every method
             arguments["task"] = task
-        if mesh is not None:  # without one, a user's own method needs no such argument
-            arguments["mesh"] = mesh
         for key in ("share", "frozen"):
             if arguments.get(key) in _OF_THE_MODEL:
                 arguments[key] = arguments[key](model)

@@ -7,7 +7,7 @@ one (`config.validate_with`), as FedIG's server does (A.2).
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
 from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, answering
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
-from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own, shares_memory
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import by_client, some_of
@@ -268,18 +268,22 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
             images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
             adapt[name] = partial(steps, images=images, labels=labels)
     tested = dict(zip(domains, map(scoring.as_stored, splits), strict=True))
-    score_unseen = partial(scoring.score_unseen, prepare=experiment.prepare, task=task, mesh=mesh)
-    score = {text: score_unseen(choice.adaptation) for text, choice in choices.items()}
+    # If each batch depends on earlier ones, every device scores the whole stream; those of a CPU
+    # would take each other's time by that, so one does.
+    in_order = None if shares_memory(mesh) else mesh
+    score = partial(scoring.score_unseen, prepare=experiment.prepare, task=task)
 
     @cache  # adaptations with the same stream share its batches
-    def batches(name: str, size: int, order: int, placement: str) -> Callable[[], scoring.Blocks]:
-        split = scoring.in_order(tested[name], order)
-        batches = scoring.SplitBatches([split], size, mesh, placement)
+    def batches(name: str, size: int, order: int, streams: bool) -> Callable[[], scoring.Blocks]:
+        split, over = scoring.in_order(tested[name], order), in_order if streams else mesh
+        placement: Literal["copies", "parts"] = "copies" if streams and over else "parts"
+        batches = scoring.SplitBatches([split], size, over, placement)
         return batches.kept_within(experiment.plan.device_megabytes)
 
-    serve = partial(served_variables, choices=choices)
+    serve = partial(served_variables, choices=tuple(choices))
     if mesh is not None:  # every device needs the mean of rows that are spread over all
-        serve = jax.jit(serve, out_shardings=copies_on(mesh))
+        made = partial(jax.jit, serve, out_shardings=copies_on(mesh))
+        serve = made_once(("serve", mesh, *choices), made)
 
     def evaluate(state: AnyState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
@@ -287,11 +291,13 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
             variables = adapt[name](received, frozen=state.frozen) if adapt else received
             scores[name] = {}
             for adaptation, choice in choices.items():
-                # If each batch depends on earlier ones, every device scores the whole stream.
-                carry = jax.eval_shape(choice.adaptation.init, variables)
-                placement = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
-                parts = batches(name, choice.batch_size, choice.order, placement)
-                answer = score[adaptation](variables, parts())
+                streams = bool(jax.tree.leaves(jax.eval_shape(choice.adaptation.init, variables)))
+                blocks = batches(name, choice.batch_size, choice.order, streams)()
+                if streams and in_order is not mesh:
+                    first = jax.device_put(variables, mesh.devices.flat[0])
+                    answer = score(choice.adaptation)(first, blocks)
+                else:
+                    answer = score(choice.adaptation, mesh=mesh)(variables, blocks)
                 if isinstance(answer, AnyAnswers):  # back in the split's own order
                     number = np.arange(len(split.images))
                     order = scoring.in_order(Split(number, number), choice.order).images

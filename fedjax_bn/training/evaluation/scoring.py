@@ -27,7 +27,7 @@ from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import completed
 from fedjax_bn.task import Score, Task, classification
 from fedjax_bn.training.evaluation.answers import AnyAnswers
-from fedjax_bn.training.mesh import copies_on, place_copies, place_rows
+from fedjax_bn.training.mesh import copies_on, memories, place_copies, place_rows
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.rounds import megabytes
 
@@ -105,7 +105,7 @@ class SplitBatches:
 
     def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[_TestData]]:
         """Returns `parts()`: all batches, which stay on the devices if they fit, or else blocks."""
-        if megabytes(self._splits) <= device_megabytes * len(self._parts):
+        if megabytes(self._splits) <= device_megabytes * memories(self._mesh):
             resident = self.all_at_once()
             return lambda: (resident,)
         # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
