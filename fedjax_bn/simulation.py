@@ -83,6 +83,9 @@ def simulate(
     A client given as (images, labels) is divided as the command line divides an `.npz`: a tenth of
     each class is for both validation and test. Slices of one volume are never separated.
 
+    On a CPU clients train side by side, on devices that JAX gets here if it has not started. A
+    method made with `clients="map"` trains one client after another.
+
     Args:
       method: a method of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`, or
         `fedbn(UNet(), optimizer, task=segmentation(2))` for masks.
@@ -125,12 +128,13 @@ def simulate(
     internal, unseen_domains = make_clients(
         data, target=tuple(unseen), validation=_VALIDATION, seed=seed
     )
-    mesh = method.mesh
-    if mesh is None and method.clients == "auto":
-        mesh = cpu_mesh(len(clients))
-    if show_progress:
-        for note in (*duplicate_notes(internal, unseen_domains), *cpu_note(mesh, len(clients))):
-            print(note, file=sys.stderr)
+    side_by_side = method.mesh is None and method.clients == "auto"
+    cores = cpu_mesh(len(clients)) if side_by_side else None
+    mesh = cores or method.mesh
+    notes = duplicate_notes(internal, unseen_domains)
+    notes += cpu_note(cores, len(clients)) if side_by_side else ()
+    for note in notes if show_progress else ():
+        print(note, file=sys.stderr)
     # Kept, so that a second call does not compile the same adaptation again.
     choices = {
         text: made_once(("adaptation", text, model), partial(choose_adaptation, text, model))
@@ -156,7 +160,7 @@ def simulate(
         profiling,
         Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
         Patience(patience, records),
-        *(callbacks if method.mesh == mesh else map(partial(_OneDevice, mesh), callbacks)),
+        *([_OneDevice(callback, cores) for callback in callbacks] if cores else callbacks),
         selection,
     ]
     if show_progress:
@@ -164,14 +168,14 @@ def simulate(
     round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=rounds, records=records, callbacks=calls)
     summary = summarize(experiment, records, 0.0)
-    state = selection.state if method.mesh == mesh else on_first_device(selection.state, mesh)
+    state = on_first_device(selection.state, cores) if cores else selection.state
     return Result(method, state, tuple(names), summary, records)
 
 
 class _OneDevice(AbstractContextManager):
     """Shows a user's callback the state as it is without a mesh."""
 
-    def __init__(self, mesh: Mesh, callback: Any) -> None:
+    def __init__(self, callback: Any, mesh: Mesh) -> None:
         self._mesh, self._callback, self._context = mesh, callback, ExitStack()
 
     def __enter__(self) -> Any:

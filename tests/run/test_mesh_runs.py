@@ -1,5 +1,9 @@
 """Where clients, batches and data are changes no number: several devices, and streams."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +138,40 @@ def test_each_device_gets_and_each_process_reads_the_rows_of_its_clients_alone()
 def test_where_there_are_more_devices_than_clients_a_batch_is_split(devices, rows, batch, shape):
     chosen = mesh.choose_mesh(*devices, rows, batch)
     assert (chosen and dict(chosen.shape)) == shape
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])
+def test_side_by_side_no_core_idles_at_the_end_of_a_round(cores):
+    """Of whole rounds of all devices and the clients that are left over."""
+    for clients in range(1, 100):
+        devices = mesh.side_by_side(clients, cores)
+        assert min(clients, cores) <= devices <= min(clients, 2 * cores)
+        leftover = clients % devices
+        usable = range(min(clients, cores), min(clients, 2 * cores) + 1)
+        if any(clients % n == 0 or clients % n >= cores for n in usable):
+            assert leftover == 0 or leftover >= cores
+        assert mesh.side_by_side(clients, cores, 1) == 1
+
+
+ALONE = """
+import jax, numpy as np, optax
+import fedjax_bn as fb
+images, labels = np.zeros((20, 4), np.float32), np.arange(20) % 2
+method = fb.methods.fedavg(fb.models.MLP(hidden=(2,)), optax.sgd(0.1))
+fb.simulate(method, clients={name: (images, labels) for name in "abc"}, rounds=1)
+print(jax.device_count())
+"""
+
+
+@pytest.mark.parametrize(("setting", "devices"), [({}, None), ({"JAX_NUM_CPU_DEVICES": "1"}, 1)])
+def test_a_simulation_divides_the_cpu_where_nobody_did(setting, devices):
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"} | setting
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=True
+    )
+    expected = devices or mesh.side_by_side(3, mesh.cpu_cores())
+    assert int(done.stdout) == expected
+    assert ("side by side" in done.stderr) == (expected > 1)
 
 
 def test_a_mesh_larger_than_the_devices_is_refused():

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import runs
+from federations import assert_close, assert_equal
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.simulation import simulate
@@ -111,3 +112,25 @@ def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
         again = simulated(reversed_arrays, seed=6)
     assert compiled == []
     assert again.history != result[1].history
+
+
+def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
+    """Three clients on the two devices that tests have, of which one has a row of padding."""
+    clients = arrays(("ant", "bee", "cow", "dog"))
+    unseen = {"dog": clients.pop("dog")}
+    rows = []
+
+    def on_round_end(round, state, metrics):
+        leaf = jax.tree.leaves(state.personal)[0]
+        rows.append((len(leaf), len(leaf.sharding.device_set)))
+
+    results = []
+    for strategy in ("auto", "auto", "map"):
+        method = fedbn(MLP(num_classes=3), optax.sgd(0.05), clients=strategy)
+        options = OPTIONS | {"adaptations": ADAPTATIONS, "unseen": unseen}
+        callback = types.SimpleNamespace(on_round_end=on_round_end)
+        results.append(simulate(method, clients=clients, callbacks=[callback], **options))
+    assert rows == [(3, 1)] * 9
+    assert_equal(results[0].state, results[1].state)
+    assert_close(results[0].state, results[2].state, rtol=1e-4, atol=1e-6)
+    assert results[0].accuracy == results[2].accuracy
