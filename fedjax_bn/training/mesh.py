@@ -82,7 +82,7 @@ def choose_mesh(
     """
     if not clients and not batch and spread and (mesh := cpu_mesh(rows)):
         return mesh
-    _divide_cpu(clients * (batch or 1))
+    _divide_cpu((clients or 1) * (batch or 1))
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
     setting = f"config.mesh.clients={clients} with mesh.batch={batch}"

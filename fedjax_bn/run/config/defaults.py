@@ -145,7 +145,12 @@ KEYS = {
         "How a round's clients run on a device: one after the other (map), all at once (vmap), n "
         "at a time (vmap:at_once=n), or as suits the device (auto).",
     ),
-    "mesh.clients": _key(0, "Devices over which clients are shared out. 0: all.", StepsOr0),
+    "mesh.clients": _key(
+        0,
+        "Devices over which clients are shared out. 0: all; of a CPU as many as keep its cores at "
+        "work, if clients=auto.",
+        StepsOr0,
+    ),
     "mesh.batch": _key(0, "Devices over which a batch is split. 0: all.", StepsOr0),
     "clients_per_round": _key(0, "Clients drawn to take part in a round. 0: all.", StepsOr0),
     "population": _name(
