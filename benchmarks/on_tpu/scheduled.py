@@ -7,7 +7,7 @@ itself alone. XLA's own sum, `cost_analysis`, counts the body of a loop once.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 COLLECTIVES = (
@@ -80,7 +80,7 @@ def performed(
     """Yields every instruction that is performed, with the number of times."""
     for one in program.computations[computation or program.entry]:
         yield 1, one
-        for times, called in _called(program, one):
+        for times, called in calls(program, one):
             for inner, instruction in performed(program, called):
                 yield times * inner, instruction
 
@@ -100,7 +100,7 @@ def cycles_of_a_step(program: Program, steps: int) -> float | None:
     def inside(computation: str) -> int:
         total = 0
         for one in program.computations[computation]:
-            called = _called(program, one)
+            called = calls(program, one)
             deeper = sum(times * inside(name) for times, name in called)
             whole = sum(times * cycles(program, name) for times, name in called)
             looped = one.opcode == "while" and _turns(program, one) == steps
@@ -159,8 +159,13 @@ def _own(one: Instruction) -> int:
     return int(found[1]) if found else 0
 
 
-def _called(program: Program, one: Instruction) -> list[tuple[int, str]]:
-    """Returns the computations that an instruction performs, with the number of times."""
+def calls(
+    program: Program, one: Instruction, cost: Callable[[Program, str], int] = cycles
+) -> list[tuple[int, str]]:
+    """Returns the computations that an instruction performs, with the number of times.
+
+    Of a `conditional` it is the one that costs most.
+    """
     if one.opcode not in ("while", "conditional", "call", "async-start"):
         return []
     names = _named(one)
@@ -169,7 +174,7 @@ def _called(program: Program, one: Instruction) -> list[tuple[int, str]]:
         return [(turns, *names["body"]), (turns, *names["condition"])]
     called = [name for found in names.values() for name in found]
     if one.opcode == "conditional":
-        return [(1, max(called, key=lambda name: cycles(program, name)))]
+        return [(1, max(called, key=lambda name: cost(program, name)))]
     # A call may have the estimate of what it calls itself.
     return [] if _own(one) else [(1, name) for name in called]
 
