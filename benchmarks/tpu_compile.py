@@ -151,13 +151,7 @@ def compile_all(
 
 
 def environment(folder: Path, name: str, *compilers: str) -> str:
-    """Returns the interpreter of an environment with JAX's compilers, made where it is missing.
-
-    Args:
-      folder: where the environments are.
-      name: that of the environment.
-      compilers: packages beside the library's own, such as `jax[tpu]==0.10.2`.
-    """
+    """Returns the interpreter of an environment with compilers, made where it is missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     program = peers.Program(name, (*compilers, *project["dependencies"]))
     folder = folder.resolve()  # because programs run in another one

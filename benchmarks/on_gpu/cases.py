@@ -10,9 +10,7 @@ MODELS = {
     "DigitCNN": Size(50, 64, 28, steps=12),  # as in `accelerator.py`
     "UNet": Size(4, 16, 128),
 }
-# All variables in bfloat16; layers that compute in it with float32 parameters; float32 throughout,
-# whose products have TF32.
-DTYPES = ("bfloat16", "mixed", "float32")
+DTYPES = ("bfloat16", "float32")  # of all variables; products of float32 are in TF32
 
 
 class Case(NamedTuple):
@@ -25,17 +23,12 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the name of the case in the record."""
-        return f"{self.model} {self.program}"
-
-    @property
-    def program(self) -> str:
-        """Returns the name of the case in the table of its network."""
-        return f"{self.method} {self.clients} {self.dtype}"
+        """Returns the name of the case in the record and the table."""
+        return " ".join(self)
 
 
 TABLE = tuple(
     Case(model, "fedbn", "map", dtype)
     for model in ("ResNet18", "DigitCNN", "UNet", "DenseNet121")
-    for dtype in ("bfloat16", "float32")
+    for dtype in DTYPES
 )

@@ -142,28 +142,17 @@ def network(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def arguments(
-    method: FederatedMethod,
-    name: str,
-    size: Size,
-    rows: int | None = None,
-    dtype: Any = None,
+    method: FederatedMethod, name: str, size: Size, rows: int | None = None, dtype: Any = None
 ) -> tuple[PyTree, ...]:
     """Returns the shapes of a round's arguments: state, batches and key.
 
-    Args:
-      method: the method whose round it is.
-      name: that of the network.
-      size: clients, steps, samples of a batch and pixels.
-      rows: clients of the batches with those of padding; default: the clients of `size`.
-      dtype: of the network's variables; default: the network's own, float32.
+    Batches have `rows` clients where some are padding, and variables `dtype` if it is not theirs.
     """
     images = jax.ShapeDtypeStruct((2, size.side, size.side, 3), jnp.float32)
     model, _ = network(name)
     key = jax.eval_shape(jax.random.key, 0)
     variables = jax.eval_shape(model.init, key, images)
-    variables = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype), variables
-    )
+    variables = jax.tree.map(lambda leaf: leaf.update(dtype=dtype or leaf.dtype), variables)
     state = jax.eval_shape(lambda key, start: method.init(key, start, size.clients), key, variables)
     shape = (rows or size.clients, size.steps, size.batch)
 

@@ -7,7 +7,7 @@ itself alone. XLA's own sum, `cost_analysis`, counts the body of a loop once.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 COLLECTIVES = (
@@ -159,13 +159,8 @@ def _own(one: Instruction) -> int:
     return int(found[1]) if found else 0
 
 
-def calls(
-    program: Program, one: Instruction, cost: Callable[[Program, str], int] = cycles
-) -> list[tuple[int, str]]:
-    """Returns the computations that an instruction performs, with the number of times.
-
-    Of a `conditional` it is the one that costs most.
-    """
+def calls(program: Program, one: Instruction) -> list[tuple[int, str]]:
+    """Returns the computations that an instruction performs, with the number of times."""
     if one.opcode not in ("while", "conditional", "call", "async-start"):
         return []
     names = _named(one)
@@ -174,7 +169,7 @@ def calls(
         return [(turns, *names["body"]), (turns, *names["condition"])]
     called = [name for found in names.values() for name in found]
     if one.opcode == "conditional":
-        return [(1, max(called, key=lambda name: cost(program, name)))]
+        return [(1, max(called, key=lambda name: cycles(program, name)))]
     # A call may have the estimate of what it calls itself.
     return [] if _own(one) else [(1, name) for name in called]
 
