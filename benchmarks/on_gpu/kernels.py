@@ -190,7 +190,10 @@ def kind_of(instruction: Instruction, parts: dict[str, Instruction], size: int) 
         return "finite checks"
     if not in_gradient and re.search(r"select_n$|/(add|mul|sub)$", name):
         return "optimizer and selection"
-    if pools := re.findall("reduce_window|select_and_scatter|max_pool", " ".join(names)):
+    pools = re.findall("reduce_window|select_and_scatter|max_pool", " ".join(names))
+    if "reduce-window" in opcodes and "op_name" not in instruction.attributes:
+        pools.append("select_and_scatter")  # which the compiler makes of it, without a name
+    if pools:
         return "pooling, gradient" if backward or "select_and_scatter" in pools else "pooling"
     if "norm" in name and ("reduce" in opcodes or size <= SMALL or name.endswith("select_n")):
         return "batch norm backward, sums" if backward else "batch norm statistics"
