@@ -135,19 +135,18 @@ def compile_all(
     limit: float,
 ) -> list[dict[str, Any]]:
     """Compiles the cases that the record lacks, writes them there, and returns all."""
-    case_type = type(chosen[0])
     lines = accelerator.lines_of(record, about)
-    done = {case_type(*line["case"]).name: line for line in lines}  # of a case the last line counts
+    done = {tuple(line["case"]): line for line in lines}  # of a case the last line counts
     for case in chosen:
-        if finished(done.get(case.name), limit):
+        if finished(done.get(case), limit):
             continue
-        found = compile_one(case)
-        done[case.name] = {"case": case, **found}
+        figures = compile_one(case)
+        done[case] = {"case": case, **figures}
         if record:
             with record.open("a") as file:
-                file.write(json.dumps({"about": about, **done[case.name]}) + "\n")
-        print(f"{case.name}: {found['outcome']} {found.get('why', '')}", flush=True)
-    return [done[case.name] for case in chosen]
+                file.write(json.dumps({"about": about, **done[case]}) + "\n")
+        print(f"{case.name}: {figures['outcome']} {figures.get('why', '')}", flush=True)
+    return [done[case] for case in chosen]
 
 
 def environment(folder: Path, name: str, *compilers: str) -> str:

@@ -165,12 +165,11 @@ def operations(product: Instruction, parts: dict[str, Instruction]) -> int:
     if contracted:
         axes = map(int, re.findall(r"\d+", contracted[1]))
         return 2 * math.prod(outputs) * math.prod(left[axis] for axis in axes)
-    kernel = right
     if "BackwardInput" in product.attributes:
         outputs = left
     elif "BackwardFilter" in product.attributes:
-        outputs, kernel = right, outputs
-    return 2 * math.prod(outputs) * math.prod(kernel) // kernel[labels[1].index("o")]
+        outputs, right = right, outputs
+    return 2 * math.prod(outputs) * math.prod(right) // right[labels[1].index("o")]
 
 
 def kind_of(instruction: Instruction, parts: dict[str, Instruction], size: int) -> str:
