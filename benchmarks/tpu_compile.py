@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ ALONE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
 }
 VERSIONS = """
-import json
+import json, sys
 from importlib import metadata
-print(json.dumps({name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}))
+print(json.dumps({name: metadata.version(name) for name in ("jax", "jaxlib", *sys.argv[1:])}))
 """
 DTYPES = ("bfloat16", "float32")
 DEFAULTS = {
@@ -84,20 +85,15 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from None
     here = announce(f"programs for {options.topology}; cycles are the compiler's estimate")
-    python = environment(options.environment)
-    about = {"topology": options.topology, **versions(python)}
-    lines = accelerator.lines_of(options.record, about)
-    done = {Case(*line["case"]).name: line for line in lines}  # of a case the last line counts
-    for case in chosen:
-        if finished(done.get(case.name), options.limit):
-            continue
-        found = perform(python, case, options.topology, options.limit)
-        done[case.name] = {"case": case, **found}
-        if options.record:
-            with options.record.open("a") as file:
-                file.write(json.dumps({"about": about, **done[case.name]}) + "\n")
-        print(f"{case.name}: {found['outcome']} {found.get('why', '')}", flush=True)
-    shown = [done[case.name] for case in chosen]
+    python = environment(options.environment, "tpu", f"jax[tpu]=={metadata.version('jax')}")
+    about = {"topology": options.topology, **versions(python, "libtpu")}
+    variables = accelerator.environment() | ALONE
+
+    def compile_one(case: Case) -> dict[str, Any]:
+        command = [python, "-m", "on_tpu.compiling", json.dumps(case), options.topology]
+        return perform(command, variables, options.limit)
+
+    shown = compile_all(chosen, compile_one, options.record, about, options.limit)
     print(markdown(about, chip, shown))
     for one in shown if options.where else ():
         print(largest(one, options.where))
@@ -131,29 +127,51 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return chosen
 
 
-def environment(folder: Path) -> str:
-    """Returns the interpreter of an environment with libtpu, made where it is missing."""
+def compile_all(
+    chosen: list[Any],
+    compile_one: Callable[[Any], dict[str, Any]],
+    record: Path | None,
+    about: dict[str, str],
+    limit: float,
+) -> list[dict[str, Any]]:
+    """Compiles the cases that the record lacks, writes them there, and returns all."""
+    lines = accelerator.lines_of(record, about)
+    done = {tuple(line["case"]): line for line in lines}  # of a case the last line counts
+    for case in chosen:
+        if finished(done.get(case), limit):
+            continue
+        figures = compile_one(case)
+        done[case] = {"case": case, **figures}
+        if record:
+            with record.open("a") as file:
+                file.write(json.dumps({"about": about, **done[case]}) + "\n")
+        print(f"{case.name}: {figures['outcome']} {figures.get('why', '')}", flush=True)
+    return [done[case] for case in chosen]
+
+
+def environment(folder: Path, name: str, *compilers: str) -> str:
+    """Returns the interpreter of an environment with compilers, made where it is missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = (f"jax[tpu]=={metadata.version('jax')}", *project["dependencies"])
-    program = peers.Program("tpu", packages)
+    program = peers.Program(name, (*compilers, *project["dependencies"]))
+    folder = folder.resolve()  # because programs run in another one
     folder.mkdir(parents=True, exist_ok=True)
     path, why = peers.prepare(
         folder, program, sys.executable, lambda _: print(f"making an environment in {folder}")
     )
     if path is None:
         raise SystemExit(
-            f"the environment with {packages[0]} could not be made (libtpu is there for "
+            f"the environment with {compilers[-1]} could not be made (it is there for "
             f"Linux on x86-64): {why}"
         )
     return path
 
 
-def versions(python: str) -> dict[str, str]:
-    """Returns the versions of jax and libtpu in an environment."""
-    done = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True)
+def versions(python: str, compiler: str) -> dict[str, str]:
+    """Returns the versions of jax and of a compiler's package in an environment."""
+    done = subprocess.run([python, "-c", VERSIONS, compiler], capture_output=True, text=True)
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1]
-        raise SystemExit(f"{python} has no libtpu ({why}): give another --environment")
+        raise SystemExit(f"{python} has no {compiler} ({why}): give another --environment")
     return json.loads(done.stdout)
 
 
@@ -164,13 +182,13 @@ def finished(found: dict[str, Any] | None, limit: float) -> bool:
     return tried or outcome in ("done", "does not fit")
 
 
-def perform(python: str, case: Case, topology: str, limit: float) -> dict[str, Any]:
-    """Compiles a case in a process; returns its `outcome`, and its figures or `why` it has none."""
-    command = [python, "-m", "on_tpu.compiling", json.dumps(case), topology]
+def perform(command: list[str], variables: dict[str, str], limit: float) -> dict[str, Any]:
+    """Runs a process; returns its `outcome`, and its last line's figures or `why` it has none."""
     try:
         done = subprocess.run(
             command,
-            env=accelerator.environment() | ALONE,
+            cwd=ROOT / "benchmarks",  # so that a checkout at hand is not put before the path's
+            env=variables,
             capture_output=True,
             text=True,
             timeout=limit,

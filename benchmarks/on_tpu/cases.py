@@ -2,17 +2,18 @@
 
 from typing import NamedTuple
 
-STEPS = 4  # of a client in a round
+STEPS = 4  # of a client in a round on a TPU
 # Takes the place of a method: the convolutions and matrix products of FedBN's step alone.
 PRODUCTS = "products"
 
 
 class Size(NamedTuple):
-    """The sizes of a network's round: clients, samples of a batch, pixels a side."""
+    """The sizes of a network's round: clients, samples of a batch, pixels a side, local steps."""
 
     clients: int
     batch: int
     side: int
+    steps: int = STEPS
 
 
 MODELS = {

@@ -23,10 +23,11 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.run.experiment.method import METHODS
+from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.detection import detection
 from on_accelerator import flops
 from on_tpu import scheduled
-from on_tpu.cases import MODELS, PRODUCTS, STEPS, Case
+from on_tpu.cases import MODELS, PRODUCTS, STEPS, Case, Size
 from on_tpu.chips import chip_of
 
 PyTree = Any
@@ -46,7 +47,9 @@ def compile_case(case: Case, topology: str) -> dict[str, Any]:
     begin = time.perf_counter()
     with traced_for("tpu"):
         method = method_of(case, case.clients, mesh)
-        given = placed(arguments(case, method, mesh), mesh, devices[0])
+        size = MODELS[case.model]
+        shapes = arguments(method, case.model, size, padded(size.clients, mesh))
+        given = placed(shapes, mesh, devices[0])
         lowered = method.round.trace(*given).lower()
     between = time.perf_counter()
     try:
@@ -114,38 +117,52 @@ def products_of_a_step(case: Case) -> list[Any]:
     """
     with traced_for("cuda"):
         method = method_of(case._replace(method="fedbn"), "map", None)
-        program = method.round.trace(*arguments(case, method, None)).jaxpr
+        program = method.round.trace(*arguments(method, case.model, MODELS[case.model])).jaxpr
     return list(flops.products(flops.largest_loop(program.jaxpr)))
 
 
 def method_of(case: Case, clients: str, mesh: Mesh | None) -> FederatedMethod:
     """Returns the method, with plain SGD."""
-    model = getattr(models, case.model)(num_classes=CLASSES)
-    options: dict[str, Any] = {}
-    if anchors := getattr(model, "anchors", None):
-        between_0_and_1 = standardize((0.0,) * 3, (1.0,) * 3)
-        options = {"task": detection(anchors), "prepare": between_0_and_1}
+    model, options = network(case.model)
     if case.dtype != "float32":
         model = in_dtype(model, case.dtype)
     build = METHODS[case.method]
     return build(model, optax.sgd(0.01), clients=clients, mesh=mesh, **options)
 
 
-def arguments(case: Case, method: FederatedMethod, mesh: Mesh | None) -> tuple[PyTree, ...]:
-    """Returns the shapes of a round's arguments: state, batches and key."""
-    size = MODELS[case.model]
+def network(name: str) -> tuple[Any, dict[str, Any]]:
+    """Returns a network of `MODELS`, or the U-Net, and what a method needs to train it."""
+    if name == "UNet":
+        return models.UNet(2, width=16, levels=3), {"task": segmentation(2)}
+    model = getattr(models, name)(num_classes=CLASSES)
+    if anchors := getattr(model, "anchors", None):
+        between_0_and_1 = standardize((0.0,) * 3, (1.0,) * 3)
+        return model, {"task": detection(anchors), "prepare": between_0_and_1}
+    return model, {}
+
+
+def arguments(
+    method: FederatedMethod, name: str, size: Size, rows: int | None = None, dtype: Any = None
+) -> tuple[PyTree, ...]:
+    """Returns the shapes of a round's arguments: state, batches and key.
+
+    Batches have `rows` clients where some are padding, and variables `dtype` if it is not theirs.
+    """
     images = jax.ShapeDtypeStruct((2, size.side, size.side, 3), jnp.float32)
-    model = getattr(models, case.model)(num_classes=CLASSES)
+    model, _ = network(name)
     key = jax.eval_shape(jax.random.key, 0)
     variables = jax.eval_shape(model.init, key, images)
+    variables = jax.tree.map(lambda leaf: leaf.update(dtype=dtype or leaf.dtype), variables)
     state = jax.eval_shape(lambda key, start: method.init(key, start, size.clients), key, variables)
-    shape = (padded(size.clients, mesh), STEPS, size.batch)
+    shape = (rows or size.clients, size.steps, size.batch)
 
     def array(*inner: int, dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*shape, *inner), dtype)
 
     label: PyTree = array(dtype=jnp.int32)
-    if hasattr(model, "anchors"):
+    if name == "UNet":
+        label = {"mask": array(size.side, size.side, dtype=jnp.uint8)}
+    elif hasattr(model, "anchors"):
         boxes = array(BOXES, 4, dtype=jnp.float32)
         label = {"boxes": boxes, "class": array(BOXES, dtype=jnp.int32)}
     image = array(size.side, size.side, 3, dtype=jnp.uint8)
@@ -178,7 +195,8 @@ def operations(case: Case) -> int:
     """
     with traced_for("cuda"):
         method = method_of(case, "map", None)
-        return flops.count(method.round.trace(*arguments(case, method, None)).jaxpr)
+        shapes = arguments(method, case.model, MODELS[case.model])
+        return flops.count(method.round.trace(*shapes).jaxpr)
 
 
 def without_room(message: str) -> str:

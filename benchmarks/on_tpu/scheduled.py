@@ -80,7 +80,7 @@ def performed(
     """Yields every instruction that is performed, with the number of times."""
     for one in program.computations[computation or program.entry]:
         yield 1, one
-        for times, called in _called(program, one):
+        for times, called in calls(program, one):
             for inner, instruction in performed(program, called):
                 yield times * inner, instruction
 
@@ -100,7 +100,7 @@ def cycles_of_a_step(program: Program, steps: int) -> float | None:
     def inside(computation: str) -> int:
         total = 0
         for one in program.computations[computation]:
-            called = _called(program, one)
+            called = calls(program, one)
             deeper = sum(times * inside(name) for times, name in called)
             whole = sum(times * cycles(program, name) for times, name in called)
             looped = one.opcode == "while" and _turns(program, one) == steps
@@ -159,7 +159,7 @@ def _own(one: Instruction) -> int:
     return int(found[1]) if found else 0
 
 
-def _called(program: Program, one: Instruction) -> list[tuple[int, str]]:
+def calls(program: Program, one: Instruction) -> list[tuple[int, str]]:
     """Returns the computations that an instruction performs, with the number of times."""
     if one.opcode not in ("while", "conditional", "call", "async-start"):
         return []

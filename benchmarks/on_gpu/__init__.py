@@ -1,0 +1,1 @@
+"""Holds the cases of `gpu_compile.py`, the program that compiles one, and what reads its result."""
