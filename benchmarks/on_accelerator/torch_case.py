@@ -73,7 +73,9 @@ def round_at(case: Case, layout: str) -> Callable[[], None]:
         for batches, label in data:
             torch._foreach_copy_(trained, server)
             for x, y in zip(batches, label, strict=True):
-                gradients = torch.autograd.grad(forward(x, y), parameters)
+                model.zero_grad()  # frees them
+                forward(x, y).backward()
+                gradients = [parameter.grad for parameter in parameters]
                 with torch.no_grad():
                     torch._foreach_add_(parameters, gradients, alpha=-LEARNING_RATE)
             torch._foreach_add_(total, trained)
