@@ -1,13 +1,18 @@
-"""Times a round on a GPU or TPU under each way to map clients, beside PyTorch's loop.
+"""Times a round on a GPU or TPU under each way to map clients, and beside PyTorch's best loop.
 
     python benchmarks/accelerator.py --record h100.jsonl
     python benchmarks/accelerator.py --record h100.jsonl --only digit_cnn --seconds 500
     python benchmarks/accelerator.py --record h100.jsonl --compile-at-once 10
+    python benchmarks/accelerator.py --record h100.jsonl --fastest --before ../older --seconds 570
     python benchmarks/accelerator.py --record cpu.jsonl --small     # all of it in tiny, on any CPU
 
 `digit_cnn` has 5 and 50 clients, `resnet18` (224x224 pixels) 3 and 30. FedAvg, FedBN and FedIG-A
 are timed under `map`, `vmap` and `vmap:n`, in float32 and with all variables and images in
-bfloat16, and beside them PyTorch's loop over clients, where PyTorch is installed.
+bfloat16, and beside them PyTorch's loop over clients, where PyTorch is installed. `--fastest` times
+instead what may be fastest on either side (`cases.CONTENDERS`): FedBN under XLA's options, with the
+package of an older checkout (`--before`) and with a profile; PyTorch compiled, and as one CUDA
+graph; also in mixed precision. The last column compares with PyTorch's best program in float32, or
+in either form of bfloat16.
 
 Every case runs in a process of its own, so that peak memory is measured by case, and a case that
 runs out of memory ends no other. After each case the record gets a line with its numbers, or the
@@ -33,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
+from on_accelerator import profiles
 from on_accelerator.cases import COMPILING, PARTS, Case, cases
 
 FOLDER = Path(__file__).parent
@@ -86,21 +92,23 @@ def main(arguments: list[str] | None = None) -> None:
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--seconds", type=float, default=1800, help="then it ends; default %(default)s")
     add("--compile-at-once", type=int, default=1, help="cases, timed one by one; default 1")
+    add("--fastest", action="store_true", help="what may be fastest, PyTorch's too")
+    add("--before", type=Path, help="an older checkout for --fastest, whose package is timed too")
     add("--small", action="store_true", help="tiny sizes, to see on a CPU that everything runs")
     options = parser.parse_args(arguments)
     end, about = time.monotonic() + options.seconds, describe()
     if about["platform"] == "cpu" and not options.small:
         raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
     about = {**about, "small": options.small, "compiled_at_once": options.compile_at_once}
+    about["before"] = options.before and str(options.before.resolve())
     done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}  # part -> case -> what was found
     for line in lines_of(options.record, about):
         done[line["part"]][line["case"]] = line["record"]  # the last line of a case counts
+    chosen = [case for case in cases(options.fastest, options.small) if case.part in options.only]
     left = [
-        case
-        for part in options.only
-        for case in cases(part, options.small)
-        if done[part].get(case.name, {}).get("outcome") not in FINAL
+        case for case in chosen if done[case.part].get(case.name, {}).get("outcome") not in FINAL
     ]
+    left.sort(key=lambda case: done[case.part].get(case.name, {}).get("outcome") == "failed")
     while left and time.monotonic() < end:
         batch, left = left[: options.compile_at_once], left[options.compile_at_once :]
         limit = LIMIT if len(batch) == 1 else 2 * LIMIT  # several wait for each other
@@ -114,9 +122,10 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{case.part}, {case.name}: {found['outcome']} {found.get('why', '')}", flush=True
             )
     print(markdown(about, done))
-    chosen = [done[part].get(c.name) for part in options.only for c in cases(part, options.small)]
-    if left := sum(found is None or found["outcome"] == "left out" for found in chosen):
-        print(f"\n{left} of {len(chosen)} cases are left out: the same command continues with them")
+    outcomes = [done[case.part].get(case.name, {}).get("outcome") for case in chosen]
+    if left_out := sum(outcome in (None, "left out") for outcome in outcomes):
+        counted = f"{left_out} of {len(chosen)} cases"
+        print(f"\n{counted} are left out: the same command continues with them")
     if any(one["outcome"] == "failed" for part in done.values() for one in part.values()):
         sys.exit(1)
 
@@ -132,9 +141,11 @@ def lines_of(record: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]
     return lines
 
 
-def environment(about: dict[str, Any] | None = None) -> dict[str, str]:
+def environment(
+    about: dict[str, Any] | None = None, checkout: str | Path = FOLDER.parent
+) -> dict[str, str]:
     """Returns this process's variables, with the checkout on Python's path and JAX's backend."""
-    paths = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(FOLDER), str(checkout), os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     if about:  # so JAX reports a missing backend, and does not silently use the CPU
         found["JAX_PLATFORMS"] = ",".join(dict.fromkeys((about["platform"], "cpu")))
@@ -168,23 +179,36 @@ def perform_all(batch: list[Case], about: dict[str, Any], limit: float) -> list[
         return list(pool.map(lambda *one: perform(*one, about, limit), batch, turns))
 
 
+def absence(case: Case, about: dict[str, Any]) -> str | None:
+    """Returns why a case cannot run here, or None."""
+    torch, platform = about["torch"], about["platform"]
+    if case.method != "PyTorch":
+        if case.variant == "before" and not about["before"]:
+            return "no --before"
+        return "it has options for GPUs" if case.variant and platform == "tpu" else None
+    if torch is None:
+        return "PyTorch is not installed"
+    if platform != "cpu" and not torch["gpu"]:
+        return f"PyTorch {torch['version']} has no device of this kind"
+    return "it needs a GPU" if platform == "cpu" and case.clients != "eager" else None
+
+
 def perform(case: Case, turn: TextIO, about: dict[str, Any], limit: float) -> dict[str, Any]:
     """Times a case in a process; returns its `outcome`, and its numbers or `why` it failed.
 
     The process inherits the shared lock on the file `turn`, which is closed here, and holds it
     while it compiles (`cases.wait_for_turn`).
     """
-    module, torch = "torch_case" if case.method == "PyTorch" else "jax_case", about["torch"]
+    module = "torch_case" if case.method == "PyTorch" else "jax_case"
     timed = 0.1 if about["small"] else TIMED
+    checkout = about["before"] if case.variant == "before" else FOLDER.parent
     with turn:
-        if module == "torch_case" and torch is None:
-            return {"outcome": "absent", "why": "PyTorch is not installed"}
-        if module == "torch_case" and about["platform"] != "cpu" and not torch["gpu"]:
-            why = f"PyTorch {torch['version']} has no device of this kind"
+        if why := absence(case, about):
             return {"outcome": "absent", "why": why}
         process = subprocess.Popen(
             [sys.executable, "-m", f"on_accelerator.{module}", json.dumps(case), str(timed)],
-            env=environment(about if module == "jax_case" else None),
+            cwd=FOLDER,  # Python looks in the current folder first, which may be a checkout
+            env=environment(about if module == "jax_case" else None, checkout),
             stdin=turn,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -232,20 +256,27 @@ def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
             lines += ["", f"## {part}", "", f"| {' | '.join(HEAD)} |"]
             lines += ["|---|" + "---:|" * (len(HEAD) - 1)]
             lines += [f"| {' | '.join(row(name, found, peaks))} |" for name in found]
+            profiled = {name: one for name, one in found.items() if one.get("profile")}
+            lines += [profiles.markdown(name, one["profile"]) for name, one in profiled.items()]
     return "\n".join(lines)
 
 
 def row(name: str, found: dict[str, Any], peaks: tuple) -> tuple[str, ...]:
-    """Returns the cells of a case; only FedAvg and FedBN have a ratio to PyTorch's FedAvg."""
+    """Returns the cells of a case; only FedAvg and FedBN have a ratio to PyTorch's best FedAvg."""
     record = found[name]
     if record["outcome"] != "done":
         why = f"{record['outcome']}: {record['why']}".replace("|", "/")
         return (name, why, *[""] * (len(HEAD) - 2))
     count, method, *_, dtype = name.split()
-    theirs = found.get(f"{count} PyTorch {dtype}", {})
+    theirs = [
+        timing["round_seconds"]
+        for case, timing in found.items()
+        if case.startswith(f"{count} PyTorch ") and timing["outcome"] == "done"
+        if case.endswith("float32") == (dtype == "float32")
+    ]
     ratio = None
-    if method in ("fedavg", "fedbn") and theirs.get("outcome") == "done":
-        ratio = theirs["round_seconds"] / record["round_seconds"]
+    if method in ("fedavg", "fedbn") and theirs:
+        ratio = min(theirs) / record["round_seconds"]
     rate = record.get("teraflops")
     shares = [rate / peak if rate and peak else None for peak in peaks]
     memory = record.get("peak_megabytes") or record.get("planned_megabytes")

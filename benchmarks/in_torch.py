@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from machine import CORES
@@ -46,6 +47,25 @@ def network(task: Task) -> torch.nn.Module:
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
 
 
+def tensors(task: Task) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Returns images [K, S, B, 3, side, side], labels i64[K, S, B, ...] and valid bool[K, S, B]."""
+    arrays = make_batches(task)
+    label = arrays["label"]["mask"] if task.name == "UNet" else arrays["label"]
+    images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
+    return images, torch.from_numpy(label).long(), arrays["valid"]
+
+
+def loss_of(task: Task, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns the cross-entropy, in segmentation its mean with the soft Dice loss of class 1."""
+    entropy = torch.nn.functional.cross_entropy(logits, y)
+    if task.name != "UNet":
+        return entropy
+    truth = torch.nn.functional.one_hot(y, 2).movedim(-1, 1)
+    p = logits.softmax(1)
+    both, either = (p * truth).sum((0, 2, 3)), (p + truth).sum((0, 2, 3))
+    return (entropy + 1 - ((2 * both + 1e-5) / (either + 1e-5))[1]) / 2
+
+
 def evaluations(
     task: Task, images: int, batches: Sequence[int]
 ) -> dict[int, dict[str, Callable[[], None]]]:
@@ -58,26 +78,17 @@ def evaluations(
 
 def rounds(task: Task) -> dict[str, Callable[[], None]]:
     """Returns name -> a call of a round at each setting; short batches have no padding."""
-    arrays, runs = make_batches(task), {}
-    images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
-    label = arrays["label"]
-    labels = torch.from_numpy(label["mask"] if task.name == "UNet" else label).long()
+    (images, labels, valid), runs = tensors(task), {}
 
     def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         _, logits = model((x.float() / 255 - 0.5) / 0.5)
-        entropy = torch.nn.functional.cross_entropy(logits, y)
-        if task.name != "UNet":
-            return entropy
-        truth = torch.nn.functional.one_hot(y, 2).movedim(-1, 1)
-        p = logits.softmax(1)
-        both, either = (p * truth).sum((0, 2, 3)), (p + truth).sum((0, 2, 3))
-        return (entropy + 1 - ((2 * both + 1e-5) / (either + 1e-5))[1]) / 2
+        return loss_of(task, logits, y)
 
     for setting in SETTINGS:
         clients = [
             [
                 (images[k, s, :n].contiguous(memory_format=setting.layout), labels[k, s, :n])
-                for s, n in enumerate(arrays["valid"].sum(2)[k])
+                for s, n in enumerate(valid.sum(2)[k])
             ]
             for k in range(task.clients)
         ]

@@ -1,7 +1,7 @@
 """Times one case of this library: python -m on_accelerator.jax_case CASE SECONDS.
 
-CASE is JSON, such as '["digit_cnn", 5, "fedavg", "vmap", "float32", false]'. The last line of the
-output is JSON too.
+CASE is JSON, such as '["digit_cnn", 5, "fedavg", "vmap", "float32", "", false]'. The last line of
+the output is JSON too.
 """
 
 import json
@@ -16,9 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import uniform
+from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.run.experiment.method import METHODS
+from fedjax_bn.task import segmentation
 from on_accelerator import flops
-from on_accelerator.cases import COMPILING, Case, repeat, task_of, wait_for_turn
+from on_accelerator.cases import COMPILING, VARIANTS, Case, repeat, task_of, wait_for_turn
+from on_accelerator.profiles import profile
 from tasks import LEARNING_RATE, make_batches
 
 
@@ -27,17 +30,20 @@ def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, A
     task = task_of(case)
     batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    variables = jax.tree.map(lambda leaf: leaf.astype(case.dtype), variables)
+    if case.dtype == "bfloat16":
+        variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
+    model = in_dtype(task.model, jnp.bfloat16) if case.dtype == "mixed" else task.model
     # From random weights CAFL's sum diverges (docs/results/); the mean costs the same.
-    options = {"cafl": "mean"} if case.method == "fediga" else {}
+    options: dict[str, Any] = {"cafl": "mean"} if case.method == "fediga" else {}
+    options |= {"task": segmentation(2)} if case.part == "unet" else {}
     options |= {"weigh": uniform, "clients": case.clients}
-    method = METHODS[case.method](task.model, optax.sgd(LEARNING_RATE), **options)
+    method = METHODS[case.method](model, optax.sgd(LEARNING_RATE), **options)
     state, losses = method.init(key, variables, task.clients), None
     begin = time.perf_counter()
     traced = method.round.trace(state, batches, key)
     lowered = traced.lower()
     between = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=VARIANTS[case.variant] or None)
     compile_seconds = time.perf_counter() - between
 
     def run() -> None:
@@ -63,6 +69,7 @@ def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, A
         "loss": float(losses.mean()),
         "peak_megabytes": peak and peak / 1e6,
         "planned_megabytes": planned and planned / 1e6,
+        "profile": profile(run) if case.variant == "profile" else None,
     }
 
 
