@@ -42,7 +42,7 @@ docs: $(VENV)/.installed-docs
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
 
-# Two rounds and evaluation alone: at most two minutes on two cores.
+# DigitCNN alone, a round and evaluation: at most two minutes on two cores.
 benchmark-short: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py --quick
 

@@ -18,7 +18,6 @@ CONFIDENCE = 0.95
 DRAWS = 10_000  # of the repetitions, for an interval
 QUIET = 0.05  # the largest quartile range over the median on a quiet machine
 SLACK = 0.15  # by which a rival may be slower than the fastest one and still go on
-FIRST_SLACK = 0.5  # after the warm-up, which includes costs of a first time
 
 Run = Callable[[], object]
 
@@ -79,8 +78,8 @@ def interleave(
       runs: name -> a function that returns when its work is done.
       repeats: least number of repetitions, at least 1.
       seconds: time in which more repetitions are made.
-      rivals: groups of programs of which only the fastest counts. One whose least piece is 15 %
-        longer than the group's least (50 % after the warm-up) stops, and may have no piece at all.
+      rivals: groups of programs of which only the fastest counts. After the first repetition one
+        stops when its least piece is 15 % longer than the group's.
       before: called with the name before each run, outside the time.
       rest: seconds of sleep before each run, in which the last one's threads stop spinning.
       seed: of the orders.
@@ -98,13 +97,12 @@ def interleave(
             before(name)
             time.sleep(rest)
             pieces[name].append(spend(runs[name]))
-        slack = SLACK if repetition else FIRST_SLACK
         least = {name: min(pieces[name])[0] for name in order}
-        for group in rivals:
-            limit = (1 + slack) * min(least[name] for name in order if name in group)
+        for group in rivals if repetition else ():  # the warm-up has costs of a first time
+            limit = (1 + SLACK) * min(least[name] for name in order if name in group)
             order = [name for name in order if name not in group or least[name] <= limit]
         repetition, taken = repetition + 1, time.perf_counter() - begin
-    return {name: Samples(*np.reshape(values[1:], (-1, 3)).T) for name, values in pieces.items()}
+    return {name: Samples(*np.array(values[1:]).T) for name, values in pieces.items()}
 
 
 def say(text: str) -> None:
@@ -161,8 +159,6 @@ def show(samples: Mapping[str, Samples], base: str) -> None:
     width = max(map(len, samples)) + 2
     print(f"{'milliseconds':<{width}}" + "".join(f"{name:>11}" for name in head) + f"   / {base}")
     for name, pieces in samples.items():
-        if not len(pieces.wall):
-            continue  # stopped after the warm-up
         columns = (pieces.wall.min(), *map(np.median, pieces))
         times = "".join(f"{1e3 * value:11.2f}" for value in columns)
         ratio = "1" if name == base else paired_ratio(pieces, samples[base])
@@ -184,5 +180,4 @@ def figures(samples: Mapping[str, Samples], base: str) -> dict[str, Any]:
             f"ratio to {base}": paired_ratio(pieces, samples[base])._asdict(),
         }
         for name, pieces in samples.items()
-        if len(pieces.wall)
     }

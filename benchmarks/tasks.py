@@ -28,9 +28,9 @@ class Task(NamedTuple):
 
 
 # Few clients make short pieces.
-DIGITS = Task("DigitCNN", DigitCNN(), 28, 2, 320, 32, 0.0955)
+DIGITS = Task("DigitCNN", DigitCNN(), 28, 2, 256, 32, 0.0955)
 UNET = Task("UNet", UNet(2, width=16, levels=3), 64, 3, 16, 8, 0.290)
-RESNET = Task("ResNet18", ResNet18(num_classes=CLASSES), 64, 2, 128, 16, 0.2956)
+RESNET = Task("ResNet18", ResNet18(num_classes=CLASSES), 64, 2, 64, 16, 0.2956)
 YOLO = Task("YOLOv5n", YOLOv5n(CLASSES), 320, 2, 8, 4, 1.0418)
 
 
