@@ -38,11 +38,11 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
 
-# PyTorch is what the benchmarks compare with; nothing else needs it.
+# At most six minutes on two cores. PyTorch is what the benchmarks compare with; nothing else needs it.
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
 
-# The same of two networks' rounds alone: some two minutes on two free cores, estimated.
+# DigitCNN alone, a round and evaluation: at most two minutes on two cores.
 benchmark-short: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py --quick
 

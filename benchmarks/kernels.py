@@ -43,7 +43,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from detection import compiled_round as detector_round
 from fedjax_bn import models
 from fedjax_bn.contrib.l2d import draw_stylist, stylize
 from fedjax_bn.models.cpu import convolution
@@ -51,6 +50,8 @@ from fedjax_bn.models.cpu.convolution import ALGORITHMS, UNIT_STRIDES, Shapes, a
 from interleave import interleave
 from machine import announce
 from method_costs import CLIENTS, SHARE, SIZES, Size, compiled_round, least_cpu, make_batches
+from round_time import our_round
+from tasks import YOLO
 
 STEPS = 4  # turns of the loop that is timed
 ENOUGH = 0.1  # share of a step that makes an algorithm worth its code
@@ -108,7 +109,8 @@ def measure(case: str, size: Size, options: argparse.Namespace) -> tuple[dict[st
     if options.forward:
         return gains, 0.0
     if case == "YOLOv5n":
-        run, _ = detector_round(size.side)  # two clients with the same number of steps
+        # two clients with the same number of steps
+        run, _ = our_round(YOLO._replace(side=size.side), mesh=None)
     else:
         method, network = ("l2d", "ResNet18") if case == "L2D" else ("fedavg", case)
         run, _ = compiled_round(method, network, make_batches(size))

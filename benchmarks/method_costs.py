@@ -288,10 +288,7 @@ PARTS = {"l2d": ("l2d, own part", styles)}
 
 
 def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0) -> dict[str, Any]:
-    """Returns a method's figures, by wall time and by the least CPU seconds; `own` by `own_share`.
-
-    A ratio of wall times that is not measured (see `interleave`) is None.
-    """
+    """Returns a method's figures by wall time and least CPU seconds; `own` is of `own_share`."""
     base = taken[BASE.get(name, "fedavg")]
     ratio, cpu = paired_ratio(taken[name], base), least_cpu(taken[name])
     predicted = predicted_of(name)
@@ -305,7 +302,7 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
         "seconds": float(taken[name].wall.min()),
         "cpu_seconds": cpu,
         "compile_cpu_seconds": round(compiling, 2),
-        "by_wall": ratio.median / predicted if ratio.measured else None,
+        "by_wall": ratio.of_medians / predicted,
         "by_cpu": cpu / least_cpu(base) / predicted,
     }
 
@@ -329,11 +326,10 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     for name, found in rows.items():
         forward, maps, weights = found["passes"]
         over, of_cpu = found["by_wall"], found["by_cpu"]
-        shown = "not measured" if over is None else f"{over:.2f}"
-        above = " *" if (of_cpu if over is None else over) > TARGET else ""
+        above = " *" if over > TARGET else ""
         lines.append(
             f"{name:10}  {forward:7.3g}  {maps:4.3g}  {weights:7.3g}   {found['seconds']:7.3f}   "
-            f"{found['cpu_seconds']:7.3f} {shown:>12}   {of_cpu:6.2f}   "
+            f"{found['cpu_seconds']:7.3f} {over:12.2f}   {of_cpu:6.2f}   "
             f"{found['compile_cpu_seconds']:7.1f}{above}"
         )
     return "\n".join(lines)

@@ -1,215 +1,323 @@
 """Times a federated round and evaluation beside PyTorch eager in the same run.
 
-    python benchmarks/round_time.py                          # all parts, a quarter of an hour
-    python benchmarks/round_time.py --quick                  # rounds alone, some two minutes
-    python benchmarks/round_time.py --only digits --repeats 40 --json
-    python benchmarks/round_time.py --only unet              # FedBN, segmentation
+    python benchmarks/round_time.py                          # all parts, at most six minutes
+    python benchmarks/round_time.py --quick                  # two parts, at most two minutes
+    python benchmarks/round_time.py --only digits --repeats 11 --json
+    python benchmarks/round_time.py --only digits resnet unet --clients 4 8
+    python benchmarks/round_time.py --only digits resnet --cores 1 2 4 8 16
 
-Both programs train the same network on the same batches with the same plain SGD, clients one after
-another, and average the models at the end (weights 1/K, everything shared). Ours and PyTorch at
-each of its settings (1 or all threads; contiguous or channels_last; in evaluation several batch
-sizes) take turns in short pieces. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
+Both programs train the same network on the same batches with the same plain SGD, and average the
+models at the end (weights 1/K, everything shared). Ours trains clients side by side, over host
+devices, as the command does; "in turn" is the same on one device. PyTorch has its settings: clients
+in turn with 1 or all threads, or at once in threads of Python; contiguous or channels_last; in
+evaluation several batch sizes. All take turns in short pieces; a setting of PyTorch stops when it
+is clearly slower than another. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
 The headline is the ratio to PyTorch's fastest setting over all pieces, a choice that by chance
-favours PyTorch. Needs torch (CPU build).
+favours PyTorch. Every part runs in a process of its own, and if one fails, the others still run
+and the status is 1. Needs torch (CPU build).
 """
 
 import argparse
 import json
+import os
 import platform
 import resource
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.task import classification, segmentation
+from fedjax_bn.tasks.detection import detection
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
 from interleave import (
     CONFIDENCE,
-    FEWEST,
-    Samples,
-    conclude,
+    Run,
     fastest,
     figures,
     interleave,
+    noise,
     paired_ratio,
     say,
     show,
     spend,
 )
-from machine import announce
-from tasks import DIGITS, LEARNING_RATE, RESNET, UNET, Task, make_batches, make_test_images
+from machine import CORES, announce
+from tasks import (
+    DIGITS,
+    LEARNING_RATE,
+    RESNET,
+    UNET,
+    YOLO,
+    Task,
+    devices_of,
+    draw_variables,
+    make_batches,
+    make_test_images,
+)
 
-REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
+REST = 0.2  # OpenMP's threads spin for up to 0.2 s after their work
+OURS, IN_TURN = "ours", "ours, in turn"
+TEST_BATCH = 500
+PARTS = {"memory": DIGITS._replace(clients=5), "digits": DIGITS, "resnet": RESNET, "unet": UNET}
+PARTS |= {"yolo": YOLO, "evaluation": DIGITS}
+QUICK = {"only": ["digits", "evaluation"], "repeats": 3, "seconds": 5}
 
 
 def main() -> None:
-    """Runs the chosen parts and prints the results; status 1 if no ratio could be measured."""
+    """Runs the chosen parts and prints the results; status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--repeats", type=int, default=15, help="pieces of each program; default %(default)s")
     add("--only", nargs="*", default=list(PARTS), choices=PARTS, help="default: all")
-    add("--samples", type=int, help="images of a client in a round; default: the task's own")
-    add("--quick", action="store_true", help="parts digits and resnet, few images and pieces")
+    add("--repeats", type=int, default=5, help="least pieces of a program; default %(default)s")
+    add("--seconds", type=float, default=20, help="pieces of a part go on for; default %(default)s")
+    add("--quick", action="store_true", help="parts digits and evaluation, fewer pieces")
+    add("--clients", type=int, nargs="+", help="numbers of clients; default: the task's own")
+    add("--cores", type=int, nargs="+", default=[CORES], help="numbers of cores; default: all")
     add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
     if options.quick:
-        options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
-    jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
+        vars(options).update(QUICK)
     here = announce(
-        "DigitCNN, ResNet18 and UNet in fedjax_bn (ours) and PyTorch eager, all settings in turn; "
-        f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
-        "faster; user and system are medians of CPU seconds on all cores",
+        "fedjax_bn (ours) and PyTorch eager, all settings in turn; ratio = PyTorch / ours, of "
+        f"medians [{CONFIDENCE:.0%} interval], above 1 ours is faster; user and system are medians "
+        "of CPU seconds on all cores",
         "torch",
     )
-    results: dict[str, Any] = {}
-    parts = [part for part in PARTS if part in options.only]
-    for number, part in enumerate(parts, 1):
-        say(f"part {number} of {len(parts)}: {part}")
-        results |= PARTS[part](options)
+    rows, failures = run_parts(options)
+    print("\n" + table(rows))
+    for row in rows:
+        if "noise" in row:
+            print(f"{row['part']}: {row['noise']['sentence']}")
+    for failure in failures:
+        print(f"failed: {failure}")
     if options.json:
-        print(json.dumps({"machine": here, "repeats": options.repeats, **results}))
-    ratios = [value for name, value in results.items() if name.endswith("_ratio")]
-    if ratios and all(ratio is None for ratio in ratios):
-        sys.exit(1)
+        print(json.dumps({"machine": here, "results": rows, "failures": failures}))
+    sys.exit(bool(failures))
 
 
-def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times a round beside PyTorch's."""
+def run_parts(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns a row of results for each program that ran, and why others failed."""
+    rows, failures = [], []
+    cases = [
+        (part, task._replace(clients=clients), cores)
+        for part, task in PARTS.items()
+        if part in options.only
+        for clients in options.clients or [task.clients]
+        for cores in options.cores
+    ]
+    for number, (part, task, cores) in enumerate(cases, 1):
+        row = {"part": part, "clients": task.clients, "cores": cores}
+        title = f"{part}, {task.clients} clients, {cores} cores"
+        say(f"{number} of {len(cases)}: {title}")
+        devices = devices_of(task.clients, cores)
+        try:
+            if part == "memory":
+                row["megabytes"] = apart(cores, devices, peak_memory, task)
+                row["in_turn_megabytes"] = apart(cores, 1, peak_memory, task)
+            else:
+                measure = compare_evaluations if part == "evaluation" else compare_rounds
+                row |= apart(cores, devices, measure, task, options.repeats, options.seconds)
+            rows.append(row)
+        except Exception as error:  # whatever it is, the other programs still run
+            failures.append(f"{title}: {[type(error).__name__, *str(error).splitlines()][-1]}")
+    return rows, failures
+
+
+def apart(cores: int, devices: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns a function's result, computed in a new process with these cores and host devices."""
+    if cores < CORES:  # the process inherits them before JAX and PyTorch count them
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(allowed)[:cores])
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn"), configure, (devices,)) as pool:
+            return pool.submit(function, *arguments).result()
+    finally:
+        if cores < CORES:
+            os.sched_setaffinity(0, allowed)
+
+
+def configure(devices: int) -> None:
+    """Sets JAX's devices before it starts."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
+
+
+def compare_rounds(task: Task, repeats: int, seconds: float) -> dict[str, Any]:
+    """Times a round beside PyTorch's; returns the ratios and all figures."""
     import in_torch  # here, because torch must not count into `peak_memory`
 
-    task = task._replace(samples=options.samples or task.samples)
     print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
-    compile_round, repeat = our_round(task)
-    times = 1 if options.quick else 3
-    spent = []
-    for number in range(1, times + 1):
-        say(f"  compiling, {number} of {times}")
+    runs, compilation = {}, {}
+    for name, mesh in meshes(task).items():
+        say(f"  compiling {name}")
         jax.clear_caches()
-        spent.append(spend(compile_round))
-    wall, cpu = min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
-    print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of {times}", flush=True)
-    runs = {"ours": repeat(compile_round())} | in_torch.rounds(task)
-    samples = interleave(runs, options.repeats, rest=REST)
-    show(samples, "ours")
-    ratio = headline(samples, [name for name in samples if name != "ours"])
-    show_rate(3 * task.gigaflops * task.clients * task.samples, samples["ours"])
-    return {
-        f"{label}_ratio": ratio,
-        f"{label}_compile_seconds": round(wall, 2),
-        f"{label}_compile_cpu_seconds": round(cpu, 2),
-        f"{label}_round": figures(samples, "ours"),
-    }
+        runs[name], spent = our_round(task, mesh)
+        compilation[name] = {"wall": spent[0], "cpu": spent[1] + spent[2]}
+        print(
+            f"{name}: traced and compiled once in {spent[0]:.1f} s, {sum(spent[1:]):.1f} s of CPU"
+        )
+    in_turn, at_once = (
+        in_torch.rounds(task, in_torch.settings(task.clients, at_once=at_once))
+        for at_once in (False, True)
+    )
+    row = compare(runs, in_turn, at_once, repeats, seconds)
+    gigaflop = 3 * task.gigaflops * task.clients * task.samples
+    print(f"{gigaflop / row['seconds']:.0f} Gflop/s of direct convolution", flush=True)
+    return row | {"compilation": compilation}
 
 
-def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 500) -> dict:
-    """Times DigitCNN's evaluation in batches of `batch`, and PyTorch's in several batch sizes."""
+def compare_evaluations(
+    task: Task, repeats: int, seconds: float, images: int = 500
+) -> dict[str, Any]:
+    """Times the evaluation of clients' own models beside PyTorch's in several batch sizes."""
     import in_torch
 
-    print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
-    theirs = in_torch.evaluations(DIGITS, images, (50, 100, 250, batch))
-    runs = {name: run for by_setting in theirs.values() for name, run in by_setting.items()}
-    runs["ours"] = our_evaluation(DIGITS, images, batch)
-    samples = interleave(runs, options.repeats, rest=REST)
-    show(samples, "ours")
-    same = headline(samples, theirs[batch])
-    best = headline(samples, [name for name in samples if name != "ours"])
-    return {
-        "evaluation_ratio": same,
-        "evaluation_best_batch_ratio": best,
-        "evaluation": figures(samples, "ours"),
+    print(f"\n{task.name} evaluation, {task.clients} clients of {images} images", flush=True)
+    runs = {name: our_evaluation(task, mesh, images) for name, mesh in meshes(task).items()}
+    in_turn, at_once = (
+        in_torch.evaluations(task, images, in_torch.settings(task.clients, at_once=at_once))
+        for at_once in (False, True)
+    )
+    return compare(runs, in_turn, at_once, repeats, seconds)
+
+
+def compare(
+    runs: Mapping[str, Run],
+    in_turn: Mapping[str, Run],
+    at_once: Mapping[str, Run],
+    repeats: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Times our programs and PyTorch's, prints and returns the ratios and all figures."""
+    rivals = [group for group in (in_turn, at_once) if group]
+    programs = {**runs, **in_turn, **at_once}
+    samples = interleave(programs, repeats, seconds=seconds, rivals=rivals, rest=REST)
+    show(samples, OURS)
+    best, best_in_turn = fastest(samples, [*in_turn, *at_once]), fastest(samples, in_turn)
+    ratios = {
+        "ratio": (best, OURS),
+        "ratio_of_pytorch_in_turn": (best_in_turn, OURS),
+        "ratio_both_in_turn": (best_in_turn, IN_TURN),
     }
+    if IN_TURN not in runs:
+        del ratios["ratio_both_in_turn"]
+    row: dict[str, Any] = {"pytorch": best, "noise": noise(samples)}
+    for name, (numerator, denominator) in ratios.items():
+        ratio = paired_ratio(samples[numerator], samples[denominator])
+        print(f"=> {numerator} / {denominator}: {ratio}")
+        row[name] = ratio._asdict()
+    for name, program in (("", OURS), ("pytorch_", best)):
+        wall, *cpu = map(np.median, samples[program])
+        row |= {f"{name}seconds": float(wall), f"{name}cpu_seconds": float(sum(cpu))}
+    return row | {"programs": figures(samples, OURS)}
 
 
-def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> float | None:
-    """Prints the ratio of the fastest of `names` to ours; returns it, None if not measured."""
-    best = fastest(samples, names)
-    ratio = paired_ratio(samples[best], samples["ours"])
-    conclude(f"{best} / ours", ratio)
-    return round(ratio.median, 3) if ratio.measured else None
+def table(rows: list[dict[str, Any]]) -> str:
+    """Returns the results as a table in Markdown."""
+    lines = [
+        "| part, clients, cores | ours, ms | PyTorch, ms | ratio | of least pieces "
+        "| PyTorch's clients in turn | both in turn | CPU s | PyTorch, CPU s | compile, s |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = [f"{row['part']}, {row['clients']}, {row['cores']}"]
+        if "ratio" in row:
+            ratio = row["ratio"]
+            interval = f" [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio["low"] else ""
+            both, compilation = row.get("ratio_both_in_turn"), row.get("compilation", {}).get(OURS)
+            cells += [
+                f"{1e3 * row['seconds']:,.0f}",
+                f"{1e3 * row['pytorch_seconds']:,.0f}",
+                f"{ratio['of_medians']:.2f}{interval}",
+                f"{ratio['of_least']:.2f}",
+                f"{row['ratio_of_pytorch_in_turn']['of_medians']:.2f}",
+                f"{both['of_medians']:.2f}" if both else "",
+                f"{row['cpu_seconds']:.2f}",
+                f"{row['pytorch_cpu_seconds']:.2f}",
+                f"{compilation['wall']:.1f}" if compilation else "",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        f"peak memory of DigitCNN, {row['clients']} clients, {row['cores']} cores: "
+        f"{row['megabytes']:,.0f} MB, in turn {row['in_turn_megabytes']:,.0f} MB"
+        for row in rows
+        if "megabytes" in row
+    ]
+    return "\n".join(lines)
 
 
-def show_rate(gigaflop: float, ours: Samples, size: int = 2048) -> None:
-    """Prints our Gflop/s, and those of a plain float32 matrix product on this machine."""
-    a, product = jnp.ones((size, size)), jax.jit(jnp.dot)
-    taken = interleave({"product": lambda: product(a, a).block_until_ready()}, 10)["product"]
-    machine, rate = 2e-9 * size**3 / taken.wall.min(), gigaflop / ours.wall.min()
-    print(f"{rate:.0f} Gflop/s of direct convolution at best; matrix product {machine:.0f} Gflop/s")
-
-
-def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the peak memory of a fresh process that runs DigitCNN rounds with K = 5."""
-    del options
-    command = [sys.executable, __file__, "peak-memory"]
-    peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"\npeak memory of DigitCNN rounds, K=5: {peak:.0f} MB")
-    return {"peak_memory_mb": round(peak, 1)}
-
-
-def peak_memory() -> float:
+def peak_memory(task: Task) -> float:
     """Returns the peak memory of this process in MB, after two rounds."""
-    compile_round, repeat = our_round(DIGITS._replace(clients=5))
-    run = repeat(compile_round())
+    run, _ = our_round(task, meshes(task)[OURS])
     for _ in range(2):
         run()
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[], None]]]:
-    """Returns `compile_round() -> compiled`, `repeat(compiled) -> run`; `run()` makes our round."""
-    batches = jax.tree.map(jnp.asarray, make_batches(task))
-    key = jax.random.key(0)
-    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    masks = task.name == UNET.name
-    kind, learned = (fedbn, segmentation(2)) if masks else (fedavg, classification())
-    method = kind(task.model, optax.sgd(LEARNING_RATE), task=learned, weigh=uniform)
-    state = method.init(key, variables, task.clients)
-
-    def compile_round() -> Any:
-        return method.round.lower(state, batches, key).compile()
-
-    def repeat(compiled: Any) -> Callable[[], None]:
-        def run() -> None:
-            nonlocal state
-            state, metrics = compiled(state, batches, key)
-            jax.block_until_ready((state, metrics))
-
-        return run
-
-    return compile_round, repeat
+def meshes(task: Task) -> dict[str, Mesh | None]:
+    """Returns the name of our program -> its mesh: in turn on one device, and over all devices."""
+    devices = np.array(jax.devices()[: devices_of(task.clients, CORES)])
+    if len(devices) == 1:
+        return {OURS: None}
+    side_by_side = {OURS: Mesh(devices, ("clients",))}
+    if task.name == YOLO.name:  # which compiles for half a minute
+        return side_by_side
+    return {IN_TURN: None} | side_by_side
 
 
-def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
-    """Returns a call that computes our accuracy on random images, in batches."""
-    key = jax.random.key(0)
-    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
-    data = SplitBatches([Split(*make_test_images(task, images))], batch).all_at_once()
-    score = score_clients(task.model, standardize(), 1)
+def our_round(task: Task, mesh: Mesh | None) -> tuple[Run, tuple[float, float, float]]:
+    """Returns a call of our round, and the seconds of tracing and compiling it (see `spend`)."""
+    learned, prepare = classification(), standardize()
+    if task.name == UNET.name:
+        learned = segmentation(2)
+    elif task.name == YOLO.name:
+        learned, prepare = detection(task.model.anchors), standardize(0.0, 1.0)
+    method = fedavg(
+        task.model,
+        optax.sgd(LEARNING_RATE),
+        task=learned,
+        prepare=prepare,
+        weigh=uniform,
+        mesh=mesh,
+    )
+    batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
+    state = method.init(key, draw_variables(task), task.clients)
+    programs: list[Any] = []
+    spent = spend(lambda: programs.append(method.round.lower(state, batches, key).compile()))
+    placed = jax.device_put((state, batches, key), programs[0].input_shardings[0])
+    state, batches, key = placed
+
+    def run() -> None:
+        nonlocal state
+        state, metrics = programs[0](state, batches, key)
+        jax.block_until_ready((state, metrics))
+
+    return run, spent
+
+
+def our_evaluation(task: Task, mesh: Mesh | None, images: int) -> Run:
+    """Returns a call that computes the accuracy of each client's model on its images."""
+    method = fedbn(task.model, optax.sgd(LEARNING_RATE), mesh=mesh)
+    state = method.init(jax.random.key(0), draw_variables(task), task.clients)
+    split = Split(*make_test_images(task, images))
+    data = SplitBatches([split] * task.clients, TEST_BATCH, mesh).all_at_once()
+    score = score_clients(task.model, standardize(), task.clients, mesh=mesh)
     return lambda: score(state, data)
 
 
-# Memory first: on Linux a child's peak includes the parent's memory at the fork.
-PARTS = {
-    "memory": memory,
-    "digits": partial(compare_rounds, DIGITS, "digit_cnn"),
-    "unet": partial(compare_rounds, UNET, "unet"),
-    "resnet": partial(compare_rounds, RESNET, "resnet18"),
-    "evaluation": evaluation,
-}
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["peak-memory"]:
-        print(peak_memory())
-    else:
-        main()
+    main()

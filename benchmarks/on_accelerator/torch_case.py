@@ -48,7 +48,7 @@ def round_at(case: Case, layout: str) -> Callable[[], None]:
     trained = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
     server = [tensor.clone() for tensor in trained]
     total = [torch.zeros_like(tensor) for tensor in server]
-    images, labels, _ = tensors(task)
+    images, (labels,), _ = tensors(task)
     data = [
         (
             [batch.to(device).contiguous(memory_format=order) for batch in client],
