@@ -54,9 +54,10 @@ def max_pool_with_places(x: jax.Array, window: Pair, strides: Pair, padding: Pad
 def _max_pool_jvp(
     window: Pair, strides: Pair, padding: Padding, primals: tuple, tangents: tuple
 ) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
     smallest = np.min_scalar_type(window[0] * window[1])
-    best, place = max_and_place(*primals, window, strides, padding, smallest)
+    best, place = max_and_place(x, window, strides, padding, smallest)
     # Reverse mode transposes this to a sum of maps with gaps, which XLA computes in one loop.
-    changes = elements(*tangents, window, strides, padding, 0)
+    changes = elements(dx, window, strides, padding, 0)
     chosen = [jnp.where(place == k, change, 0) for k, change in enumerate(changes)]
     return best, sum(chosen[1:], chosen[0])

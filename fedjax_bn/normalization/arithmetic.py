@@ -83,8 +83,8 @@ def _power_means(
     axes, kept = tuple(range(2, len(shape) - 1)), None if keep is None else keep[:, None]
     parts = [part.reshape(shape).sum(axes, where=kept) for part in maps]
     # Without the barrier XLA would make one stage of the two.
-    parts = jnp.concatenate(lax.optimization_barrier(parts), -1)
-    return jnp.split(parts.sum((0, 1)) * inverse, len(powers))
+    together = jnp.concatenate(lax.optimization_barrier(parts), -1).sum((0, 1))
+    return [total * inverse for total in jnp.split(together, len(powers))]
 
 
 def _spread_in_groups(x: jax.Array, *values: jax.Array) -> list[jax.Array]:
