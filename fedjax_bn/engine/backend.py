@@ -40,6 +40,11 @@ def on_tpu() -> bool:
     return _platform() == "tpu"
 
 
+def on_gpu() -> bool:
+    """Returns whether programs are traced for a GPU, by CUDA or ROCm."""
+    return _platform() in ("gpu", "cuda", "rocm")
+
+
 def _platform() -> str:
     """Returns the platform of `traced_for`, else of `jax.default_device`, else JAX's default."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]

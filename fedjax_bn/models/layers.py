@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.backend import on_cpu, on_gpu
 from fedjax_bn.engine.packed_columns import convolve_packed, pack, unpack
 from fedjax_bn.models import cpu
 from fedjax_bn.normalization import BatchNorm
@@ -132,9 +132,9 @@ class Network(nn.Module, kw_only=True):
         # A subclass with its own norm may not be monotone.
         usual = self.norm == "batch" and type(self).normalize is Network.normalize
         if on_cpu() or read or not usual:
-            return pool(nn.relu(self.normalize(x, name, **options)))
+            return pool(relu(self.normalize(x, name, **options)))
         layer = BatchNorm(param_dtype=self.param_dtype, name=name, **options)
-        return nn.relu(layer(x, pool=pool))
+        return relu(layer(x, pool=pool))
 
     @nn.nowrap
     def dense(self, features: int, fan_in: int, name: str | None = None) -> nn.Dense:
@@ -253,6 +253,23 @@ class _GroupNorm(nn.Module):
         )
         with jax.numpy_dtype_promotion("standard"):  # flax's layer mixes float64 and float32
             return layer(x)
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """Returns max(x, 0); its derivative at 0 is 0."""
+    return _relu_by_output(x) if on_gpu() else nn.relu(x)
+
+
+@jax.custom_jvp
+def _relu_by_output(x: jax.Array) -> jax.Array:
+    return jnp.maximum(x, 0)
+
+
+@_relu_by_output.defjvp
+def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    # XLA takes y > 0 for x > 0, and would compute x again from the maps before it in each reader.
+    y = _relu_by_output(*primals)
+    return y, jnp.where(y == 0, 0, *tangents)
 
 
 def require_floats(x: jax.Array) -> None:

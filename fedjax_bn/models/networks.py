@@ -23,6 +23,7 @@ from fedjax_bn.models.layers import (
     fan_in_uniform,
     he_fan_in,
     he_fan_out,
+    relu,
     require_floats,
     variant,
 )
@@ -33,7 +34,7 @@ def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
     x = x.reshape(x.shape[0], -1)
     for i, width in enumerate(net.hidden, start=1):
         layer = net.dense(width, x.shape[-1], f"dense{i}")
-        x = nn.relu(net.normalize(layer(x), f"norm{norms + i}"))
+        x = relu(net.normalize(layer(x), f"norm{norms + i}"))
     return x
 
 
@@ -87,7 +88,7 @@ class TwoLayer(Classifier):
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden], the classifier's inputs."""
         x = self.dense1(images.reshape(images.shape[0], -1))
-        return nn.relu(self.normalize(x, "norm1"))
+        return relu(self.normalize(x, "norm1"))
 
 
 class SmallCNN(Classifier):
@@ -113,7 +114,7 @@ class SmallCNN(Classifier):
         x = images
         for i, width in enumerate(self.widths, start=1):
             x = self.convolve(x, width, 3, 2, 1, name=f"conv{i}")
-            x = nn.relu(self.normalize(x, f"norm{i}"))
+            x = relu(self.normalize(x, f"norm{i}"))
         return x.mean((1, 2))
 
 
@@ -147,7 +148,7 @@ class DigitCNN(Classifier):
             if i < 3:
                 x = self.normalize_and_pool(x, f"norm{i}", 2, 2)
             else:
-                x = nn.relu(self.normalize(x, f"norm{i}"))
+                x = relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, x, norms=3)
 
 
@@ -188,7 +189,7 @@ class AlexNet(Classifier):
             if pool:
                 x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
             else:
-                x = nn.relu(self.normalize(x, f"norm{i}"))
+                x = relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, _adaptive_average_pool(x, 6), norms=5)
 
 
@@ -228,7 +229,7 @@ class _ResidualBlock(Network):
             form, layout = (width, kernel, strides, kernel // 2), (read, packed)
             x = convolve(x, *form, name=f"conv{i}", columns=layout)
             x, read = self.normalize(x, f"norm{i}", packed, **options), packed
-            x = nn.relu(x if i < len(branch) else x + shortcut)
+            x = relu(x if i < len(branch) else x + shortcut)
         x = packed_columns.unpack(x, packed)
         # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
         return computed_once(x)
@@ -309,9 +310,9 @@ class _DenseLayer(Network):
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C + growth]."""
         convolve = partial(self.convolve, kernel_init=he_fan_in)
-        branch = nn.relu(self.normalize(x, "norm1"))
+        branch = relu(self.normalize(x, "norm1"))
         branch = convolve(branch, 4 * self.growth, 1, name="conv1")
-        branch = nn.relu(self.normalize(branch, "norm2"))
+        branch = relu(self.normalize(branch, "norm2"))
         branch = convolve(branch, self.growth, 3, padding=1, name="conv2")
         return jnp.concatenate([x, branch], axis=-1)
 
@@ -323,7 +324,7 @@ class _Transition(Network):
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H // 2, W // 2, C // 2]."""
         half = x.shape[-1] // 2
-        x = nn.relu(self.normalize(x, "norm"))
+        x = relu(self.normalize(x, "norm"))
         return self.average_pool(self.convolve(x, half, 1, kernel_init=he_fan_in, name="conv"), 2)
 
 
@@ -359,7 +360,7 @@ class DenseNet(Classifier):
                 x = self.part(_Transition, name=f"transition{block - 1}")(x)
             for layer in range(1, size + 1):
                 x = self.part(_DenseLayer, self.growth, name=f"block{block}_layer{layer}")(x)
-        return nn.relu(self.normalize(x, "final_norm")).mean((1, 2))
+        return relu(self.normalize(x, "final_norm")).mean((1, 2))
 
 
 DenseNet121 = variant(

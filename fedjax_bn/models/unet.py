@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Channels, between, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, Tap
+from fedjax_bn.models.layers import Network, Tap, relu
 
 
 @bounded
@@ -73,7 +73,7 @@ class _Block(Network):
             options["conv_general_dilated_cls"] = lambda: partial(cpu.convolve, few=True)
         for i in (1, 2):
             x = self.convolve(x, self.features, 3, padding=1, name=f"conv{i}", **options)
-            x = nn.relu(self.normalize(x, f"norm{i}"))
+            x = relu(self.normalize(x, f"norm{i}"))
         return x
 
 

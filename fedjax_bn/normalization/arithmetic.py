@@ -18,13 +18,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.engine.backend import computed_once, on_cpu
+from fedjax_bn.engine.backend import computed_once, on_cpu, on_gpu
 
 _CHANNELS = 32  # largest number that counts as few; 64 would save only a tenth
 _POSITIONS = 4096  # smallest number of positions of a large map, over all samples
 _ROWS = 8  # most rows added to each other at a time
 _FEWEST = 64  # at most so many positions are left to XLA
 _AT_ONCE = 16  # at most so many positions of a sample are all added without a product
+_UNDIVIDED = 1024  # most positions that a GPU sums in one stage
+_GROUPS = 256  # most groups of rows in the first of two stages
 _NEIGHBOURS = 4  # most neighbours added in larger maps, before the product
 Moments = tuple[jax.Array, jax.Array]
 
@@ -60,14 +62,53 @@ def _channel_moments(
 ) -> Moments:
     if _few_channels(x):
         return _channel_moments_on_cpu(x, keep, inverse)
-    axes = tuple(range(x.ndim - 1))
-    mean = x.sum(axes, where=keep) * inverse
     if rounded:
-        # XLA appends both sums to the convolution that computes x. If E[x^2] - E[x]^2 loses digits
-        # in float32, the variance is so small beside the mean that it is mostly that of rounding.
-        squares = jnp.square(x).sum(axes, where=keep) * inverse
+        # In one pass. XLA:TPU may append it to the convolution that computes x; on GPU that is a
+        # call of cuDNN, which nothing joins. If E[x^2] - E[x]^2 loses digits in float32, the
+        # variance is so small beside the mean that it is mostly that of rounding.
+        mean, squares = _power_means(x, keep, inverse, 1, 2)
         return mean, jnp.maximum(squares - jnp.square(mean), 0)
-    return mean, jnp.square(x - mean).sum(axes, where=keep) * inverse
+    mean = _power_means(x, keep, inverse, 1)[0]
+    return mean, _power_means(x - mean, keep, inverse, 2)[0]
+
+
+def _power_means(
+    x: jax.Array, keep: jax.Array | None, inverse: jax.Array, *powers: int
+) -> list[jax.Array]:
+    """The means f[C] of x, of x^2, or of both; arguments as in `channel_moments`."""
+    maps = (x if power == 1 else jnp.square(x) for power in powers)
+    shape = _in_groups(x)
+    if not shape:
+        return [part.sum(tuple(range(x.ndim - 1)), where=keep) * inverse for part in maps]
+    axes, kept = tuple(range(2, len(shape) - 1)), None if keep is None else keep[:, None]
+    parts = [part.reshape(shape).sum(axes, where=kept) for part in maps]
+    # Without the barrier XLA would make one stage of the two.
+    together = jnp.concatenate(lax.optimization_barrier(parts), -1).sum((0, 1))
+    return [total * inverse for total in jnp.split(together, len(powers))]
+
+
+def _spread_in_groups(x: jax.Array, *values: jax.Array) -> list[jax.Array]:
+    """Repeats each f[C] at all positions of x f[B, ..., C]; transposed: sums by groups."""
+    shape = _in_groups(x)
+    if not shape:
+        return list(values)
+    together = jnp.broadcast_to(jnp.concatenate(values), (*shape[:2], len(values) * shape[-1]))
+    parts = lax.optimization_barrier(jnp.split(together, len(values), -1))
+    parts = [part.reshape(*shape[:2], *(1,) * (len(shape) - 3), shape[-1]) for part in parts]
+    return [jnp.broadcast_to(part, shape).reshape(x.shape) for part in parts]
+
+
+def _in_groups(x: jax.Array) -> tuple[int, ...] | None:
+    """The shape in which a GPU sums a map f[B, H, ..., C] over groups of rows; else None."""
+    # Of fewer than 4,096 positions XLA:GPU makes one stage, on a few multiprocessors, and of more
+    # a second stage for each sum.
+    if not on_gpu() or x.ndim < 3 or x.size <= _UNDIVIDED * x.shape[-1]:
+        return None
+    batch, height = x.shape[:2]
+    count = max(
+        n for n in range(1, height + 1) if height % n == 0 and (n == 1 or n * batch <= _GROUPS)
+    )
+    return batch, count, height // count, *x.shape[2:]
 
 
 @_channel_moments.defjvp
@@ -130,7 +171,7 @@ def _scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     dx, dmean, dfactor, dbias = tangents
     # One sum serves mean and bias in reverse mode. Of two, XLA would compute that of a bias in
     # bfloat16 in a pass of its own.
-    shift = dbias - dmean * factor
+    dfactor, shift = _spread_in_groups(x, dfactor, dbias - dmean * factor)
     return _scaled_in_one_pass(*primals), dx * factor + ((x - mean) * dfactor + shift)
 
 

@@ -58,12 +58,14 @@ def test_moments_of_packed_columns_are_those_of_the_map(x64):
     np.testing.assert_allclose(own[1], x.var((1, 2)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("mean", [0.0, 3.0, 30.0])
-def test_one_pass_over_16_bit_values_is_as_exact_as_they_are(mean):
+@pytest.mark.parametrize(
+    ("mean", "platform"), [(0.0, "tpu"), (3.0, "tpu"), (30.0, "tpu"), (3.0, "cuda")]
+)
+def test_one_pass_over_16_bit_values_is_as_exact_as_they_are(mean, platform):
     exact = np.random.default_rng(0).normal(mean, 1, (64, 8, 8, 4))
     x = jnp.asarray(exact, jnp.bfloat16)
     rounded = np.asarray(x, np.float64)
-    with traced_for("tpu"):
+    with traced_for(platform):
         found = moments(x)[:2]
     np.testing.assert_allclose(found[0], rounded.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
     # One value after another, as XLA of JAX 0.7 adds on CPU, the sum of squares loses some 1e-5.
@@ -72,7 +74,7 @@ def test_one_pass_over_16_bit_values_is_as_exact_as_they_are(mean):
 
 
 NETWORKS = {
-    "ResNet": (models.ResNet((1, 1), num_classes=3), 32),  # packed blocks of both strides
+    "ResNet": (models.ResNet((1, 1), num_classes=3), 48),  # packed blocks of both strides
     "bottleneck": (models.ResNet((1, 1), True, num_classes=3, width=16), 32),
     "DigitCNN": (models.DigitCNN(3, hidden=(8, 8), width=4), 12),
 }
@@ -96,7 +98,7 @@ def derivatives(model, variables, images, valid):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "ResNet")) for n in NETWORKS]
 )
-def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
+def test_a_network_traced_for_accelerators_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""
     monkeypatch.setattr(packed_columns, "FEWEST_VALUES", 0)
     model, side = NETWORKS[name]
@@ -107,10 +109,11 @@ def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name)
     variables = jax.tree.unflatten(tree, leaves)
     variables["batch_stats"] = jax.tree.map(jnp.abs, variables["batch_stats"])
     usual = derivatives(model, variables, images, valid)
-    with traced_for("tpu"):
-        ours = derivatives(model, variables, images, valid)
-    for one, other in zip(*map(jax.tree.leaves, (ours, usual)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+    for platform in ("tpu", "cuda"):
+        with traced_for(platform):
+            ours = derivatives(model, variables, images, valid)
+        for one, other in zip(*map(jax.tree.leaves, (ours, usual)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

@@ -1,10 +1,11 @@
-"""Batch norm in forms for CPU, against NumPy and the plain formula in float64."""
+"""Batch norm in forms for CPU and GPU, against NumPy and the plain formula in float64."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import Statistics, moments, normalize
 
@@ -47,8 +48,10 @@ def by_sample_plainly(x, scale, bias, weight):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("shape", [*SHAPES, SHAPE])
-def test_values_and_two_derivatives_are_those_of_the_formula(shape):
+@pytest.mark.parametrize(
+    ("shape", "platform"), [*((shape, "cpu") for shape in (*SHAPES, SHAPE)), (SHAPE, "cuda")]
+)
+def test_values_and_two_derivatives_are_those_of_the_formula(shape, platform):
     x, g, channels = draw(shape), draw(shape, 1), shape[-1]
     given = x, draw(channels, 2), draw(channels, 3), abs(draw((shape[0], channels), 4))
     functions = by_sample, by_sample_plainly
@@ -71,22 +74,27 @@ def test_values_and_two_derivatives_are_those_of_the_formula(shape):
 
         return [both(function) for function in functions]
 
-    for ours, other in zip(*derivatives(*given), strict=True):
+    with traced_for(platform):
+        found = derivatives(*given)
+    for ours, other in zip(*found, strict=True):
         np.testing.assert_allclose(ours, other, rtol=0, atol=1e-11 * float(jnp.abs(other).max()))
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize(("shape", "valid"), [(SHAPE, VALID), ((4, 31, 37, 2), None)])
-def test_moments_of_a_batch_are_numpys(shape, valid):
+def test_moments_of_a_batch_are_numpys(shape, valid, platform):
     x = draw(shape)
     kept = np.asarray(x)[slice(None) if valid is None else valid]
     valid = None if valid is None else jnp.asarray(valid)
-    mean, var, count = jax.jit(lambda x: moments(x, valid))(x)
+    with traced_for(platform):
+        mean, var, count = jax.jit(lambda x: moments(x, valid))(x)
     np.testing.assert_allclose(mean, kept.mean((0, 1, 2)), rtol=1e-13)
     np.testing.assert_allclose(var, kept.var((0, 1, 2)), rtol=1e-13)
     assert count == kept[..., 0].size
     if valid is not None:
-        mean, var, count = jax.jit(moments)(x, jnp.zeros(4, bool))
+        with traced_for(platform):
+            mean, var, count = jax.jit(moments)(x, jnp.zeros(4, bool))
         assert not mean.any() | var.any() | count.any()
 
 
@@ -104,6 +112,23 @@ def test_norms_by_sample_are_differentiated_forwards_and_mapped_too():
         return curved, jax.vmap(jax.grad(loss, argnums=1), (None, 0))(scale, several)
 
     ours, other = jax.jit(lambda: (derivatives(by_sample), derivatives(by_sample_plainly)))()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), ours, other)
+
+
+@pytest.mark.usefixtures("x64")
+def test_norms_by_batch_are_differentiated_forwards_on_gpu():
+    x, v, (scale, bias) = draw(SHAPE), draw(SHAPE, 1), draw((2, SHAPE[-1]), 2)
+
+    def derivatives(function):
+        def change(x, scale, bias):
+            given, moved = (x, scale, bias), (v, bias, scale)
+            return jax.jvp(lambda *given: jnp.sin(function(*given)), given, moved)[1]
+
+        y, pull = jax.vjp(change, x, scale, bias)
+        return y, pull(jnp.cos(v))
+
+    with traced_for("cuda"):
+        ours, other = jax.jit(lambda: [derivatives(f) for f in (by_batch, by_batch_plainly)])()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), ours, other)
 
 

@@ -1,4 +1,4 @@
-"""Kernels for CPU, called only through this module; every other backend gets plain XLA.
+"""Kernels for CPU, called only through this module; other backends get plain XLA, almost always.
 
 XLA:CPU is slow at convolutions and windows inside loops, and at maps that do not fit in the caches.
 The functions here check `fedjax_bn.engine.backend.on_cpu` while a program is traced:
@@ -8,6 +8,7 @@ The functions here check `fedjax_bn.engine.backend.on_cpu` while a program is tr
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks                                          the batch at once
 
+On GPU a maximum also has a gradient of its own (`models.max_pool`).
 Batch norm has kernels in `normalization.arithmetic`, and the step of `fedjax_bn.client` avoids a
 copy; both check `on_cpu` too.
 """
@@ -22,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.backend import on_cpu, on_gpu
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu import convolution, pooling
 from fedjax_bn.models.cpu.bilinear import in_chunks
+from fedjax_bn.models.max_pool import max_pool_with_places
 
 _CHUNK_VALUES = 2**18  # values in a chunk of images: 21 images of 64 x 64 x 3
 _MIN_CHUNK = 8  # images in a chunk at least; fewer make the matrix products too small
@@ -82,14 +84,18 @@ def max_pool(
 ) -> jax.Array:
     """Returns the maximum over windows; padding is -infinity, and incomplete windows are dropped.
 
-    The whole gradient of a window goes to one element; on CPU this is the first maximum in reading
-    order, as in PyTorch, and the gradient can be differentiated again in reverse and forward mode.
+    The whole gradient of a window goes to one element. On CPU and GPU this is the first maximum in
+    reading order, as in PyTorch, and the gradient can be differentiated again in both modes.
 
     x f[B, H, W, C], windows of (height, width), strides (down, across) and padding ((top, bottom),
     (left, right)) give f[B, (H + top + bottom - height) // down + 1, likewise W, C].
     """
     sides = tuple((low, high) for low, high in padding)
-    pool = pooling.shifted_max_pool if on_cpu() else nn.max_pool
+    pool = nn.max_pool
+    if on_cpu():
+        pool = pooling.shifted_max_pool
+    elif on_gpu():
+        pool = max_pool_with_places
     return pool(x, tuple(window), tuple(strides), sides)
 
 

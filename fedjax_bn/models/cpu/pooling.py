@@ -5,43 +5,25 @@ compares shifted copies of the map and saves the place of each maximum; the back
 selects.
 """
 
-from collections.abc import Iterator
 from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.models.cpu.bilinear import Padding, Pair
+from fedjax_bn.models.max_pool import Padding, Pair, elements, max_and_place
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def shifted_max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
     """Returns the maximum over windows; arguments and result as in `models.cpu.max_pool`."""
-    return reduce(jnp.maximum, _elements(x, window, strides, padding))
-
-
-def _elements(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> Iterator[jax.Array]:
-    """Yields the first element of every window, then the second, ..., each f[B, H', W', C]."""
-    if any(map(any, padding)):
-        x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
-    high, wide = ((n - t) // d + 1 for n, t, d in zip(x.shape[1:3], window, strides, strict=True))
-    for i in range(window[0]):
-        for j in range(window[1]):
-            rows = x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]]
-            yield rows[:, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]]
+    return reduce(jnp.maximum, elements(x, window, strides, padding))
 
 
 def _max_pool_forward(
     x: jax.Array, window: Pair, strides: Pair, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, *more_elements = _elements(x, window, strides, padding)
-    place = jnp.zeros(best.shape, jnp.int32)
-    for k, value in enumerate(more_elements, 1):
-        wins = (value > best) | jnp.isnan(value)  # NaN propagates, as in `jnp.maximum`
-        best = jnp.where(wins, value, best)
-        # The first of equal values keeps the place, as in PyTorch.
-        place = jnp.where(wins, k, place)
+    best, place = max_and_place(x, window, strides, padding, jnp.int32)
     return best, (place, x[:, :, :, :0])  # an empty array passes on the height and width of x
 
 
