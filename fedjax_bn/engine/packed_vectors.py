@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_bn.engine.backend import on_gpu
 
@@ -17,14 +18,9 @@ _LONGEST = 2**14  # entries of a vector; more are worth a kernel of their own
 
 
 class Packing(NamedTuple):
-    """A pair of inverse functions of trees whose leaves may have leading axes in common.
+    """A pair of inverse functions of trees whose leaves may have leading axes in common."""
 
-    Attributes:
-      pack: `pack(tree) -> arrays`; the vectors and scalars of a dtype become one array [..., N].
-      unpack: `unpack(arrays) -> tree`.
-    """
-
-    pack: Callable[[PyTree], PyTree]
+    pack: Callable[[PyTree], PyTree]  # the vectors and scalars of a dtype become one array [..., N]
     unpack: Callable[[PyTree], PyTree]
 
 
@@ -43,17 +39,12 @@ def packing(like: PyTree) -> Packing:
     def pack(tree: PyTree) -> list[jax.Array]:
         tree = jax.tree.map(lambda _, leaf: jnp.asarray(leaf), shapes, tree)
         arrays = jax.tree.leaves(tree)
+        vectors = [x if leaf.ndim else x[..., None] for x, leaf in zip(arrays, leaves, strict=True)]
 
-        def row(number: int) -> jax.Array:
-            array, leaf = arrays[number], leaves[number]
-            return array.reshape(*array.shape[: array.ndim - leaf.ndim], leaf.size)
+        def join(group: list[int]) -> jax.Array:
+            return jnp.concatenate([vectors[number] for number in group], axis=-1)
 
-        return [
-            jnp.concatenate([row(number) for number in group], axis=-1)
-            if len(group) > 1
-            else arrays[group[0]]
-            for group in groups.values()
-        ]
+        return [join(group) if group[1:] else arrays[group[0]] for group in groups.values()]
 
     def unpack(arrays: list[jax.Array]) -> PyTree:
         parts: dict[int, jax.Array] = {}
@@ -61,11 +52,9 @@ def packing(like: PyTree) -> Packing:
             if len(group) == 1:
                 parts[group[0]] = array
                 continue
-            end = 0
-            for number in group:
-                start, end = end, end + leaves[number].size
-                shape = *array.shape[:-1], *leaves[number].shape
-                parts[number] = array[..., start:end].reshape(shape)
+            ends = np.cumsum([leaves[number].size for number in group])
+            for number, row in zip(group, jnp.split(array, ends[:-1], axis=-1), strict=True):
+                parts[number] = row if leaves[number].ndim else row[..., 0]
         return jax.tree.unflatten(form, [parts[number] for number in range(len(leaves))])
 
     return Packing(pack, unpack)
