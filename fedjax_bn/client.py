@@ -16,6 +16,7 @@ from fedjax_bn.arguments.ranges import Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
+from fedjax_bn.engine.packed_vectors import packing
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like, with_frozen, without
@@ -192,15 +193,18 @@ def run_steps(
         # Padding is blanked after `load`, because padded entries may point at any image of the
         # source. `load` has its own stream, so dropout draws the same with or without it.
         batch = blank_padding(load(source, batch, stream(key, "load")))
-        variables, state = carry
+        variables, state = unpack(carry)
         complete = received.with_frozen(variables)
         *stepped, loss = step.update(complete, state, batch, received, key)
         stepped[0] = with_frozen(stepped[0], None)
         count = batch["valid"].sum(dtype=jnp.int32)
         # A step of padding must not move an optimizer's momentum or a running statistic either.
-        return where_tree(count > 0, tuple(stepped), carry), (jnp.where(count > 0, loss, 0), count)
+        stepped = pack(tuple(stepped))
+        return where_tree(count > 0, stepped, carry), (jnp.where(count > 0, loss, 0), count)
 
-    (variables, state), (losses, counts) = jax.lax.scan(scanned, (variables, state), (steps, keys))
+    pack, unpack = packing((variables, state))
+    trained, (losses, counts) = jax.lax.scan(scanned, pack((variables, state)), (steps, keys))
+    variables, state = unpack(trained)
     return Trained(variables, state, losses, counts)
 
 

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
+from fedjax_bn.engine.backend import computed_once, on_cpu, on_gpu, on_tpu
 from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.packed_vectors import packing
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
@@ -65,6 +66,23 @@ def map_and_sum(
       clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n`.
       rows, *stacked: trees with leading axis K, one for each argument of `function`.
     """
+    if not on_gpu():
+        return _map_and_sum(function, clients, rows, *stacked)
+    function = jax.jit(function, inline=True)  # traced once, though its shapes are needed too
+    shapes = jax.eval_shape(lambda trees: jax.tree.map(lambda x: x[0], trees), (rows, *stacked))
+    of_part, _, of_result = map(packing, jax.eval_shape(function, *shapes))
+    of_row = packing(shapes[0])
+
+    def on_packed(row: PyTree, *trees: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        part, row, result = function(of_row.unpack(row), *trees)
+        return of_part.pack(part), of_row.pack(row), of_result.pack(result)
+
+    part, rows, result = _map_and_sum(on_packed, clients, of_row.pack(rows), *stacked)
+    return of_part.unpack(part), of_row.unpack(rows), of_result.unpack(result)
+
+
+def _map_and_sum(function: Callable, clients: str, rows: PyTree, *stacked: PyTree) -> PyTree:
+    """Does what `map_and_sum` says, leaf by leaf."""
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     function = jax.jit(function, inline=True)  # traced once, though used several times
     # Of arrays on a mesh, so that the scan below is not traced anew for their shardings.

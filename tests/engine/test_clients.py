@@ -30,6 +30,32 @@ def test_parts_are_summed_and_rows_and_results_in_order_whatever_the_strategy(cl
     np.testing.assert_array_equal(result["a"], x)
 
 
+@pytest.mark.parametrize("clients", ["map", "vmap:2"])
+def test_leaves_of_any_form_come_back_from_a_program_for_gpu(clients):
+    random = np.random.default_rng(0)
+    shapes = {"mean": (5, 3), "scale": (5,), "kernel": (5, 2, 2), "empty": (5, 0), "var": (5, 3)}
+    rows = {name: random.integers(0, 9, shape).astype(np.float32) for name, shape in shapes.items()}
+    rows |= {"count": np.arange(5, dtype=np.int32), "half": np.arange(10.0).reshape(5, 2)}
+    rows["half"] = jnp.asarray(rows["half"], jnp.bfloat16)
+    keys = jax.random.split(jax.random.key(0), 5)
+
+    def train(row, x):
+        leaves, key = row
+        part = {name: leaves[name] * x.astype(leaves[name].dtype) for name in ("var", "count")}
+        return part, (jax.tree.map(lambda leaf: leaf + 1, leaves), key), (x, leaves["half"])
+
+    with traced_for("cuda"):
+        part, (leaves, after), result = map_and_sum(train, clients, (rows, keys), np.arange(5))
+    np.testing.assert_array_equal(part["var"], (rows["var"] * np.arange(5)[:, None]).sum(0))
+    assert part["count"] == 30  # 0 + 1 + 4 + 9 + 16
+    for name, leaf in leaves.items():
+        assert leaf.dtype == rows[name].dtype
+        np.testing.assert_array_equal(leaf, rows[name] + 1)
+    assert (after == keys).all()
+    np.testing.assert_array_equal(result[0], np.arange(5))
+    np.testing.assert_array_equal(result[1], rows["half"])
+
+
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_a_sum_over_rows_is_numpys_on_every_platform(platform):
     x, y = np.random.default_rng(0).integers(-9, 9, (2, 5, 3)).astype(np.float32)

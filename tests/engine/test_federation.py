@@ -8,6 +8,7 @@ import pytest
 
 import federations as fed
 from fedjax_bn.aggregation import by_size, uniform
+from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedavgm, fedbn, fedprox, singleset
 
@@ -45,6 +46,22 @@ def test_no_client_takes_part_and_nothing_changes():
     fed.assert_equal(after._replace(round=before.round), before)
     assert int(after.round) == 1
     fed.assert_equal(metrics["weights"], jnp.zeros(3))
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap"])
+def test_steps_of_padding_move_neither_momentum_nor_statistics(x64, clients):
+    """Client 1 has one batch of three; a program for GPU has the numbers of one for CPU."""
+    momentum = optax.sgd(0.1, momentum=0.9)
+    method = fedbn(fed.OneNorm(), momentum, keep_optimizer=True, clients=clients)
+    variables, batches = fed.in_float64(fed.variables_of(fed.OneNorm())), fed.batches_of(SIZES)
+    without_padding = jax.tree.map(lambda leaf: leaf[1:2, :1], batches)
+    expected, _ = fed.run_rounds(method, variables, batches)
+    alone, _ = fed.run_rounds(method, variables, without_padding)
+    with traced_for("cuda"):
+        state, _ = fed.run_rounds(method, variables, batches)
+    fed.assert_close(state, expected, rtol=1e-12, atol=1e-14)
+    row = jax.tree.map(lambda leaf: leaf[1:2], (state.personal, state.memory))
+    fed.assert_close(row, (alone.personal, alone.memory), rtol=1e-12, atol=1e-14)
 
 
 def test_a_step_of_the_server_that_is_not_finite_is_reported_and_not_taken():

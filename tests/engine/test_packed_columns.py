@@ -123,3 +123,23 @@ def test_one_number_that_is_not_finite_is_found_on_tpu_among_the_largest_ones(dt
         assert all_finite(largest)
         for wrong in (jnp.inf, -jnp.inf, jnp.nan):
             assert not all_finite(largest.at[7, 5].set(wrong))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_one_number_that_is_not_finite_is_found_in_every_leaf(platform):
+    tree = {
+        "vector": jnp.full(7, 3e38, jnp.float32),
+        "half": jnp.full((2, 3), 3e38, jnp.bfloat16),
+        "scalar": jnp.full((), 65504, jnp.float16),
+        "kernel": jnp.full((1024, 512), -3e38, jnp.float32),
+        **{f"norm{number}": jnp.zeros(2) for number in range(70)},
+    }
+    others = jnp.zeros((0, 3)), jnp.arange(3), jnp.array(True)
+    with traced_for(platform):
+        finite = jax.jit(lambda tree: all_finite((tree, others)))
+        assert finite(tree)
+        for name in ("vector", "half", "scalar", "kernel", "norm0", "norm69"):
+            for wrong in (jnp.inf, -jnp.inf, jnp.nan):
+                end = (-1,) * tree[name].ndim
+                assert not finite(tree | {name: tree[name].at[end].set(wrong)})
+        assert all_finite(others)

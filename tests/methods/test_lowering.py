@@ -43,7 +43,7 @@ def lines_of(function):
 # A convolution in groups, which `vmap` makes of the clients' own kernels.
 GROUPED = re.compile(r"(?:feature|batch)_group_count = (?!1\b)\d+")
 # These have one form on every platform; all else in their file is made for CPU.
-FORMS = (backend.where_tree, backend.all_finite, backend._finite)
+FORMS = (backend.where_tree, backend.all_finite, backend._finite, backend._finite_on_gpu)
 EVERYWHERE = {line for function in FORMS for line in lines_of(function)}
 
 
