@@ -41,6 +41,7 @@ from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.task import classification, segmentation
 from fedjax_bn.tasks.detection import detection
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.training.mesh import side_by_side
 from interleave import (
     CONFIDENCE,
     Run,
@@ -61,7 +62,6 @@ from tasks import (
     UNET,
     YOLO,
     Task,
-    devices_of,
     draw_variables,
     make_batches,
     make_test_images,
@@ -121,7 +121,7 @@ def run_parts(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[s
         row = {"part": part, "clients": task.clients, "cores": cores}
         title = f"{part}, {task.clients} clients, {cores} cores"
         say(f"{number} of {len(cases)}: {title}")
-        devices = devices_of(task.clients, cores)
+        devices = side_by_side(task.clients, cores)
         try:
             if part == "memory":
                 row["megabytes"] = apart(cores, devices, peak_memory, task)
@@ -270,13 +270,11 @@ def peak_memory(task: Task) -> float:
 
 def meshes(task: Task) -> dict[str, Mesh | None]:
     """Returns the name of our program -> its mesh: in turn on one device, and over all devices."""
-    devices = np.array(jax.devices()[: devices_of(task.clients, CORES)])
+    devices = np.array(jax.devices()[: side_by_side(task.clients, CORES)])
     if len(devices) == 1:
         return {OURS: None}
-    side_by_side = {OURS: Mesh(devices, ("clients",))}
-    if task.name == YOLO.name:  # which compiles for half a minute
-        return side_by_side
-    return {IN_TURN: None} | side_by_side
+    in_turn = {} if task.name == YOLO.name else {IN_TURN: None}  # YOLO compiles for half a minute
+    return in_turn | {OURS: Mesh(devices, ("clients",))}
 
 
 def our_round(task: Task, mesh: Mesh | None) -> tuple[Run, tuple[float, float, float]]:

@@ -34,18 +34,6 @@ RESNET = Task("ResNet18", ResNet18(num_classes=CLASSES), 64, 2, 64, 16, 0.2956)
 YOLO = Task("YOLOv5n", YOLOv5n(CLASSES), 320, 2, 8, 4, 1.0418)
 
 
-def devices_of(num_clients: int, cores: int) -> int:
-    """Returns the number of host devices over which clients train side by side.
-
-    From as many as there are cores up to twice as many, it is the least that leaves no core idle in
-    the last turn; with fewer clients than cores each client has a device.
-    """
-    if num_clients < cores:
-        return num_clients
-    counts = range(cores, 2 * cores + 1)
-    return next((n for n in counts if num_clients % n == 0 or num_clients % n >= cores), cores)
-
-
 def make_batches(task: Task) -> dict[str, Any]:
     """Returns random images as bytes, in batches; the last one of an epoch may be short."""
     random = np.random.default_rng(0)
