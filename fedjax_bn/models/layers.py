@@ -261,6 +261,7 @@ def relu(x: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
+@jax.named_scope("relu")
 def _relu_by_output(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, 0)
 
@@ -269,7 +270,8 @@ def _relu_by_output(x: jax.Array) -> jax.Array:
 def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     # XLA takes y > 0 for x > 0, and would compute x again from the maps before it in each reader.
     y = _relu_by_output(*primals)
-    return y, jnp.where(y == 0, 0, *tangents)
+    with jax.named_scope("relu"):  # by which a profile names it
+        return y, jnp.where(y == 0, 0, *tangents)
 
 
 def require_floats(x: jax.Array) -> None:

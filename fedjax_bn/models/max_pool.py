@@ -56,8 +56,9 @@ def _max_pool_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
     smallest = np.min_scalar_type(window[0] * window[1])
-    best, place = max_and_place(x, window, strides, padding, smallest)
-    # Reverse mode transposes this to a sum of maps with gaps, which XLA computes in one loop.
-    changes = elements(dx, window, strides, padding, 0)
-    chosen = [jnp.where(place == k, change, 0) for k, change in enumerate(changes)]
-    return best, sum(chosen[1:], chosen[0])
+    with jax.named_scope("max_pool"):
+        best, place = max_and_place(x, window, strides, padding, smallest)
+        # Reverse mode transposes this to a sum of maps with gaps, which XLA computes in one loop.
+        changes = elements(dx, window, strides, padding, 0)
+        chosen = [jnp.where(place == k, change, 0) for k, change in enumerate(changes)]
+        return best, sum(chosen[1:], chosen[0])
