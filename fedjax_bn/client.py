@@ -243,7 +243,7 @@ def take_part(
 ) -> tuple[Own, Upload, jax.Array]:
     """Trains one client and makes its upload.
 
-    A client that sits out costs no time if clients are mapped one after another.
+    A client that sits out costs its device no time if clients are mapped one after another.
 
     Batches are one client's of a round, without the axis K and with "client" i32[]; `key` is the
     run's. With `divided` several devices share the client's samples while others train other

@@ -103,6 +103,7 @@ class FederatedMethod(NamedTuple):
       local_epochs: the passes over its data that a client makes in a round, at least 1.
       clients, mesh: how it was told to map clients and over which devices to share them out; None
         for those of `engine.devices.over_devices`.
+      combines: whether its rule has `combine`, which every device of a mesh computes anew.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -119,6 +120,7 @@ class FederatedMethod(NamedTuple):
     local_epochs: int = 1
     clients: str = "auto"
     mesh: Mesh | None = None
+    combines: bool = False
 
 
 class _Plan(NamedTuple):
@@ -225,6 +227,7 @@ def federate(
         statistics=statistics,
         clients=clients,
         mesh=mesh,
+        combines=isinstance(weigh, Weighing) and weigh.combine is not None,
     )
 
 

@@ -128,7 +128,7 @@ def simulate(
     internal, unseen_domains = make_clients(
         data, target=tuple(unseen), validation=_VALIDATION, seed=seed
     )
-    side_by_side = method.mesh is None and method.clients == "auto"
+    side_by_side = method.mesh is None and method.clients == "auto" and not method.combines
     cores = cpu_mesh(len(clients)) if side_by_side else None
     mesh = cores or method.mesh
     notes = duplicate_notes(internal, unseen_domains)

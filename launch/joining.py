@@ -113,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         own = finished_run.remembered(about, options.trust)
         client = find_client(own, options.client or own.target)
         with recorded_code(options.workdir, about, trust=options.trust):
+            own.mesh.update(clients=1, batch=0)  # a single client trains
             experiment, state, _ = finished_run.restore(options.workdir, own, about["form"])
         alone = own.copy_and_resolve_references()
         alone.update(rounds=options.epochs, local_epochs=1, local_steps=0, clients_per_round=0)

@@ -50,6 +50,7 @@ from fedjax_bn.training.evaluation.evaluate import (
     unseen_evaluator,
 )
 from fedjax_bn.training.evaluation.scoring import as_stored
+from fedjax_bn.training.mesh import on_one_device
 from fedjax_bn.training.plots import alphas_of, features_of
 from fedjax_bn.training.population import AnyState
 from fedjax_bn.training.programs import keep_compiled
@@ -310,7 +311,8 @@ def _plots(
     experiment: Experiment, state: AnyState, tested: Dataset, request: Request
 ) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
-    variables, model = served_variables(state), experiment.model
+    variables = on_one_device(served_variables(state), experiment.mesh)
+    model = experiment.model
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:
         makers = {"as its clients predict": partial(of_clients, statistics=rule)}

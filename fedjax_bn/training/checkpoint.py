@@ -203,7 +203,12 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
 def all_arrays(folder: Path) -> PyTree:
     """Returns all arrays of a checkpoint, in nested dicts, on this process's first device."""
     with open_folder(folder.parent, keep=2) as manager, _damage_named(f"the checkpoint {folder}"):
-        return _loaded(manager, folder, _checked_form(manager, folder))
+        # Without the devices that saved them, which this process may not have.
+        forms = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+            _checked_form(manager, folder),
+        )
+        return _loaded(manager, folder, forms)
 
 
 def _checked_form(manager: Folder, folder: Path) -> PyTree:

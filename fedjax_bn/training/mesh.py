@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -20,7 +21,11 @@ from fedjax_bn.engine.devices import BATCH, CLIENTS, cpu_cores
 from fedjax_bn.federation import FederatedState
 
 PyTree = Any
-_FLAG = "xla_force_host_platform_device_count"  # by which users divide the CPU too
+_TRIED = (0, 10, 2), (0, 13)  # versions of jaxlib that know the flags of `_WAITING`
+_WAITING = (  # seconds in which a device waits for others without a warning, and with one
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+    "xla_cpu_collective_call_terminate_timeout_seconds",
+)
 
 
 def side_by_side(clients: int, cores: int, devices: int | None = None) -> int:
@@ -37,22 +42,35 @@ def side_by_side(clients: int, cores: int, devices: int | None = None) -> int:
     return min(cores, most)
 
 
-def _divide_cpu(devices: int) -> None:
-    """Gives JAX so many devices on the CPU, if it has not started and nobody chose their number."""
-    if devices > 1 and not _cpu_is_divided() and not jax.distributed.is_initialized():
+def divide_cpu(clients: int, batch: int, rows: int) -> None:
+    """Gives JAX the devices of `choose_mesh` on the CPU, before its first array.
+
+    Nothing changes if JAX has started, somebody chose their number, or this jaxlib was not tried.
+    """
+    count = clients * (batch or 1) or batch or side_by_side(rows, cpu_cores())
+    tried = _TRIED[0] <= tuple(map(int, jaxlib.__version__.split(".")[:3])) < _TRIED[1]
+    if count > 1 and tried and not _cpu_is_divided() and not jax.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", devices)
+            jax.config.update("jax_num_cpu_devices", count)
+            # Otherwise XLA ends the process if a device waits a minute for the others' clients.
+            limits = [f"--{name}={10**7}" for name in _WAITING if name not in _flags()]
+            os.environ["XLA_FLAGS"] = " ".join([_flags(), *limits]).strip()
+
+
+def _flags() -> str:
+    return os.environ.get("XLA_FLAGS", "")
 
 
 def _cpu_is_divided() -> bool:
     chosen: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined,unused-ignore]
-    return chosen >= 0 or _FLAG in os.environ.get("XLA_FLAGS", "")
+    return chosen >= 0 or "xla_force_host_platform_device_count" in _flags()
 
 
 def cpu_mesh(clients: int) -> Mesh | None:
     """Returns the devices over which clients train side by side on a CPU; else None."""
-    _divide_cpu(side_by_side(clients, cpu_cores()))
-    if not on_cpu() or jax.process_count() > 1:
+    divide_cpu(0, 0, clients)
+    default = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
+    if jax.default_backend() != "cpu" or default is not None or jax.process_count() > 1:
         return None
     count = side_by_side(clients, cpu_cores(), len(jax.devices()))
     return Mesh(np.array(jax.devices()[:count]), (CLIENTS,)) if count > 1 else None
@@ -63,10 +81,10 @@ def cpu_note(mesh: Mesh | None, clients: int) -> tuple[str, ...]:
     count = side_by_side(clients, cpu_cores())
     if mesh is not None:
         return (mesh_note(mesh),)
-    if count == 1 or not on_cpu() or _cpu_is_divided():
+    if count == 1 or not on_cpu() or _cpu_is_divided() or jax.process_count() > 1:
         return ()
     setting = f"jax.config.update('jax_num_cpu_devices', {count})"
-    note = f"clients train one after another, as JAX had started with one device: {setting} before "
+    note = f"clients train one after another, as JAX has started with one device: {setting} before "
     return (f"{note}its first array lets them train side by side, which takes less time",)
 
 
@@ -82,7 +100,7 @@ def choose_mesh(
     """
     if not clients and not batch and spread and (mesh := cpu_mesh(rows)):
         return mesh
-    _divide_cpu((clients or 1) * (batch or 1))
+    divide_cpu(clients or 1, batch, rows)
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
     setting = f"config.mesh.clients={clients} with mesh.batch={batch}"
@@ -130,6 +148,11 @@ def mesh_note(mesh: Mesh | None) -> str:
     note = f"{mesh.size} devices ({mesh.devices.flat[0].device_kind}), clients over "
     note += f"{mesh.shape[CLIENTS]} and each batch over {mesh.shape.get(BATCH, 1)}"
     return f"{note}, in {jax.process_count()} processes" if jax.process_count() > 1 else note
+
+
+def on_one_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Returns arrays on the first device of a CPU, where all would do the same work; else as is."""
+    return jax.device_put(tree, mesh.devices.flat[0]) if mesh and shares_memory(mesh) else tree
 
 
 def on_first_device(state: FederatedState, mesh: Mesh) -> FederatedState:

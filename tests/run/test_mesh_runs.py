@@ -6,6 +6,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -84,6 +85,8 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     with checkpoint.open_folder(tmp_path, keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)
+        arrays = jax.tree.leaves(checkpoint.all_arrays(tmp_path / "1"))
+        assert {len(array.sharding.device_set) for array in arrays} == {1}
         alone = checkpoint.restore(manager, jax.eval_shape(begin))
         assert_equal(jax.device_get(alone), of_clients(state))
         assert evaluator(on_device)(alone, TRAINED) == scores
@@ -153,6 +156,11 @@ def test_side_by_side_no_core_idles_at_the_end_of_a_round(cores):
         assert mesh.side_by_side(clients, cores, 1) == 1
 
 
+# Older ones end a process that asks for the flags with which devices may wait.
+TRIED = (
+    tuple(map(int, jaxlib.__version__.split(".")[:2])) >= (0, 11) or jaxlib.__version__ == "0.10.2"
+)
+UNSET = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 ALONE = """
 import jax, numpy as np, optax
 import fedjax_bn as fb
@@ -165,11 +173,11 @@ print(jax.device_count())
 
 @pytest.mark.parametrize(("setting", "devices"), [({}, None), ({"JAX_NUM_CPU_DEVICES": "1"}, 1)])
 def test_a_simulation_divides_the_cpu_where_nobody_did(setting, devices):
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"} | setting
+    environment = {k: v for k, v in os.environ.items() if k not in UNSET} | setting
     done = subprocess.run(
         [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=True
     )
-    expected = devices or mesh.side_by_side(3, mesh.cpu_cores())
+    expected = devices or (mesh.side_by_side(3, mesh.cpu_cores()) if TRIED else 1)
     assert int(done.stdout) == expected
     assert ("side by side" in done.stderr) == (expected > 1)
 

@@ -61,7 +61,7 @@ from fedjax_bn.training.experiment import (
     check_labelled,
     personalization_of,
 )
-from fedjax_bn.training.mesh import choose_mesh
+from fedjax_bn.training.mesh import choose_mesh, divide_cpu
 from fedjax_bn.training.population import refuse_ensemble
 from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.start import (
@@ -124,16 +124,17 @@ def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
     """Builds what a configuration names except its data; raises ConfigError, ValueError."""
-    # First, because it may start JAX. Clients that sit out a round are not shared out.
+    # Clients that sit out a round are not shared out.
     rows = config.clients_per_round or len(internal.domains)
-    spread = config.clients == "auto"
-    mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size, spread)
+    divide_cpu(config.mesh.clients, config.mesh.batch, rows)  # before JAX starts
     model = choose_model(config.model, config.compute_dtype, config.seed, internal.num_classes)
     to_inputs = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, to_inputs, 1)
     task = choose_task(config, model, internal, images)
     method = method_maker(config)(model, to_inputs, load, task)
+    spread = config.clients == "auto" and not method.combines
+    mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size, spread)
     replaced = (f"weigh={config.weigh} replaces the own weights of {config.method}",)
     replaced *= bool(config.weigh) and has_own_weighing(config.method)
     return Experiment(

@@ -84,8 +84,8 @@ _SCHEDULES: dict[str, Callable[..., _Schedule]] = {
     "step": _step,
     "exponential": _exponential,
 }
-# Arguments that keys set for all methods, and one that turns the method into another one.
-_ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
+# Arguments that keys set for all methods, a fact, and one that makes another method of it.
+_ELSEWHERE = ("clients", "combines", "keep_optimizer", "local_epochs", "adapter")
 
 
 def method_options(name: str) -> dict[str, Argument]:

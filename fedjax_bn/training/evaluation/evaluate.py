@@ -27,7 +27,14 @@ from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
 from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, answering
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
-from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own, shares_memory
+from fedjax_bn.training.mesh import (
+    clients_of,
+    copies_on,
+    on_one_device,
+    own_rows,
+    place_own,
+    shares_memory,
+)
 from fedjax_bn.training.population import AnyState, PopulationState, refuse_ensemble
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import by_client, some_of
@@ -288,16 +295,19 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def evaluate(state: AnyState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
-            variables = adapt[name](received, frozen=state.frozen) if adapt else received
+            variables = received
+            if adapt:
+                model, frozen = on_one_device((received, state.frozen), mesh)
+                variables = adapt[name](model, frozen=frozen)
+                if shares_memory(mesh):
+                    variables = jax.device_put(variables, copies_on(mesh))
             scores[name] = {}
             for adaptation, choice in choices.items():
                 streams = bool(jax.tree.leaves(jax.eval_shape(choice.adaptation.init, variables)))
                 blocks = batches(name, choice.batch_size, choice.order, streams)()
-                if streams and in_order is not mesh:
-                    first = jax.device_put(variables, mesh.devices.flat[0])
-                    answer = score(choice.adaptation)(first, blocks)
-                else:
-                    answer = score(choice.adaptation, mesh=mesh)(variables, blocks)
+                over = in_order if streams else mesh
+                placed = on_one_device(variables, mesh) if over is not mesh else variables
+                answer = score(choice.adaptation, mesh=over)(placed, blocks)
                 if isinstance(answer, AnyAnswers):  # back in the split's own order
                     number = np.arange(len(split.images))
                     order = scoring.in_order(Split(number, number), choice.order).images
