@@ -113,7 +113,8 @@ def test_the_command_gives_all_ratios_and_says_which_program_failed(monkeypatch,
         def forward(self, images):
             return None, super().forward(images.mean((2, 3)))
 
-    tiny = round_time.DIGITS._replace(model=SmallCNN(), samples=4, batch=2)
+    tiny = round_time.DIGITS._replace(model=SmallCNN(widths=(2, 2, 2)), samples=4, batch=2)
+    monkeypatch.setattr(round_time, "REST", 0.0)
     monkeypatch.setattr(in_torch, "network", lambda task: Network(3, 10))
     # here, because what a test replaces is not in new processes
     monkeypatch.setattr(round_time, "apart", lambda cores, devices, run, *given: run(*given))
