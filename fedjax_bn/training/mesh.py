@@ -124,9 +124,12 @@ def shares_memory(mesh: Mesh | None) -> bool:
     return mesh is not None and on_cpu() and jax.process_count() == 1
 
 
-def memories(mesh: Mesh | None) -> int:
-    """Returns over how many memories the clients of a mesh are spread."""
-    return 1 if mesh is None or shares_memory(mesh) else mesh.shape[CLIENTS]
+def memories(spread: NamedSharding | None) -> int:
+    """Returns over how many memories rows [P, ...] with a sharding are spread."""
+    if spread is None or shares_memory(spread.mesh):
+        return 1
+    devices = spread.mesh.size  # of which some may have the same rows
+    return devices // spread.shard_shape((devices,))[0]
 
 
 def clients_of(mesh: Mesh | None) -> NamedSharding | None:

@@ -112,7 +112,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     common = place_copies((facts, keys), mesh)
     longest, limit = max(experiment.train_sizes()), experiment.plan.device_megabytes
     # In one memory, with each client padded to the largest.
-    needed = splits[0].images[:1].nbytes * longest * (rows // memories(mesh)) / 2**20
+    needed = splits[0].images[:1].nbytes * longest * (rows // memories(over)) / 2**20
     resident = needed <= limit
     if resident:
         batches = repeat(place_rows(partial(client_rows, splits, longest), rows, over))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_bn.models import DigitCNN
+from fedjax_bn.models import DigitCNN, UNet
 
 ABOUT = {
     "platform": "cuda",
@@ -154,10 +154,22 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
         bench.main(command)
 
 
+@pytest.mark.slow
 def test_a_tiny_round_is_timed_and_profiled_on_a_cpu(bench, monkeypatch, tmp_path, capsys):
     pytest.importorskip("torch")
+    from on_accelerator import cases, jax_case, torch_case
+
+    def perform(case, turn, about, limit):
+        module = torch_case if case.method == "PyTorch" else jax_case
+        why = bench.absence(case, about)
+        measured = {} if why else module.measure(case, 0.0, lambda: None)
+        return {"outcome": "absent" if why else "done", "why": why} | measured
+
     about = {**ABOUT, "platform": "cpu", "torch": {"version": "2.13.0", "gpu": False}}
+    small = cases.ROUNDS["unet"]._replace(model=UNet(2, width=2, levels=1))
+    monkeypatch.setitem(cases.ROUNDS, "unet", small)
     monkeypatch.setattr(bench, "describe", lambda: about)
+    monkeypatch.setattr(bench, "perform", perform)
     record = tmp_path / "a.jsonl"
     bench.main(["--record", str(record), "--only", "unet", "--small"])
     lines = [json.loads(line) for line in record.read_text().splitlines()]

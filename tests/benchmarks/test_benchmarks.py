@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_bn.models import SmallCNN
+from fedjax_bn.models import MLP
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 HELPERS = ("in_torch", "interleave", "machine", "tasks")
@@ -113,7 +114,8 @@ def test_the_command_gives_all_ratios_and_says_which_program_failed(monkeypatch,
         def forward(self, images):
             return None, super().forward(images.mean((2, 3)))
 
-    tiny = round_time.DIGITS._replace(model=SmallCNN(widths=(2, 2, 2)), samples=4, batch=2)
+    tiny = round_time.DIGITS._replace(model=MLP(hidden=(2,)), samples=4, batch=2)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests need them
     monkeypatch.setattr(round_time, "REST", 0.0)
     monkeypatch.setattr(in_torch, "network", lambda task: Network(3, 10))
     # here, because what a test replaces is not in new processes

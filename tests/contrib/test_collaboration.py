@@ -118,6 +118,7 @@ def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stage
     np.testing.assert_allclose(value - loss, 0.6 * expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
     method = fedadg(NET, fed.SGD, share_of_loss=1.0, **SMALL)
     ours, _ = fed.run_rounds(method, variables_of(), fed.batches_of(SIZES), rounds=2)

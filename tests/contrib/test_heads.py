@@ -27,12 +27,12 @@ def random_tree(tree, lowest=-0.9):
     return jax.tree.map(lambda x: jnp.asarray(random.uniform(lowest, 0.9, x.shape)), tree)
 
 
-def started(method):
+def started(method, lowest=-0.9):
     """Random collections in the form of those that a federation starts with."""
     given = fed.variables_of(NET)
     variables = jax.eval_shape(lambda: fed.global_variables(method.init(KEY, given, 1)))
     statistics = jax.tree.map(jnp.abs, random_tree(variables["batch_stats"]))
-    return random_tree(variables) | {"batch_stats": statistics}
+    return random_tree(variables, lowest) | {"batch_stats": statistics}
 
 
 def batch_of(size=4):
@@ -142,17 +142,10 @@ def test_selfregs_objective_is_pytorchs(x64):
     np.testing.assert_allclose(ours, ce + torch.clamp(ce, max=1.0) * gaps, rtol=1e-9)
 
 
-def fedsr_start():
-    """Random collections in the form of those that a federation starts with."""
-    method, given = fedsr(NET, fed.SGD), fed.variables_of(NET)
-    form = jax.eval_shape(lambda: fed.global_variables(fed.begun(method, KEY, given, 1)))
-    return random_tree(form, 0.1)
-
-
 def test_the_objective_and_its_gradient_are_pytorchs(x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
-    variables = fedsr_start()
+    variables = started(fedsr(NET, fed.SGD), 0.1)
     batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((3,)).items()}
     batch["image"] = jnp.nan_to_num(batch["image"])
     objective = simple_representation_objective(learning(NET)[0], 0.3, 0.2)
@@ -193,7 +186,8 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64):
 
 
 def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
-    variables, x = fedsr_start(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
+    variables = started(fedsr(NET, fed.SGD), 0.1)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
     logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
     plain = {name: variables[name] for name in ("params", "batch_stats")}
 

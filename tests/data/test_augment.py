@@ -137,8 +137,7 @@ def test_boxes_have_the_areas_the_ratios_and_the_places_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "expected"),
-    [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))],
+    ("height", "width", "expected"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))]
 )
 def test_where_no_box_fits_it_is_the_largest_in_the_middle(height, width, expected):
     assert (np.stack(boxes(5, height, width, (0.99, 1.0)), -1) == expected).all()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.sets.digits import load_digits
 from fedjax_bn.run.config import defaults
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
@@ -36,14 +35,6 @@ def test_training_sets_are_cut_and_test_sets_and_targets_whole(tmp_path, keys, s
     assert all(domain.validation is None for domain in dataset.domains)
     assert [len(domain.train.labels) for domain in dataset.domains] == sizes
     assert [len(domain.test.labels) for domain in dataset.domains] == [30, 20]
-
-
-def test_the_seed_draws_the_training_samples_alone(tmp_path):
-    path = archive(tmp_path / "a.npz")
-    zero, again, one = (load_digits(path, seed=seed, fraction=0.5) for seed in (0, 0, 1))
-    assert fingerprint(zero) == fingerprint(again) != fingerprint(one)
-    for a, b in zip(zero.domains, one.domains, strict=True):
-        np.testing.assert_array_equal(a.test.images, b.test.images)
 
 
 def test_the_shared_archive_loads_whole(shared):

@@ -51,21 +51,6 @@ def test_dirichlet_clients_are_disjoint_complete_and_never_below_the_minimum(
     assert min(map(len, owned)) >= min(10, training // n)
 
 
-def test_alpha_decides_between_one_owner_a_class_and_equal_shares():
-    source = Source("any", CLASSES, (pool("a", np.arange(4000) % 4),), (0.5,), (0.5,))
-
-    def largest_share(alpha: float) -> float:
-        options = {"partition": f"dirichlet:alpha={alpha}", "num_clients": 10}
-        dataset, _ = make_clients(source, **options)
-        table = np.array([np.bincount(d.train.labels, minlength=4) for d in dataset.domains])
-        return float((table.max(0) / table.sum(0)).mean())
-
-    shares = [largest_share(alpha) for alpha in (0.01, 0.1, 0.5, 5, 100)]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.85
-    assert shares[-1] < 0.15
-
-
 def test_ten_clients_of_each_source_domain_as_in_fedig():
     source = toy((2048, 2344, 3929))
     dataset, _ = make_clients(source, num_clients=30, partition="dirichlet:alpha=0.1")

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets import folders, npz
-from fedjax_bn.run.config import base
 from fedjax_bn.run.experiment.build import build
 from trees import shade_of, write_shade, write_tree
 
@@ -17,16 +17,9 @@ RNG = np.random.default_rng(0)
 
 
 def config_of(name: str, path: Path, **keys):
-    """A small run on data of one's own; keys of `data` begin with `data_`."""
-    config = base()
-    config.data.name, config.data.path, config.data.cache = name, str(path), ""
-    config.model, config.batch_size, config.data.image_size = "MLP", 3, 6
-    for key, value in keys.items():
-        if key.startswith("data_"):
-            config.data[key[5:]] = value
-        else:
-            config[key] = value
-    return config
+    """A small run on data of one's own; `__` for a dot."""
+    own = {"data__name": name, "data__path": str(path), "data__cache": "", "target": ""}
+    return runs.config(**own | {"batch_size": 3, "data__image_size": 6} | keys)
 
 
 def random_bytes(n: int) -> np.ndarray:
@@ -54,7 +47,7 @@ def tree(tmp_path) -> Path:
 
 def test_a_tree_of_ones_own_trains_validates_and_serves_an_unseen_domain(tree):
     keys = {"target": "night", "adaptations": ("running", "tsmobn"), "batch_size": 4}
-    built = build(config_of("folders", tree, data_validation=0.2, **keys))
+    built = build(config_of("folders", tree, data__validation=0.2, **keys))
     assert [domain.name for domain in built.internal.domains] == ["day", "dusk"]
     assert built.internal.classes == CLASSES
     assert [len(d.train.labels) for d in built.internal.domains] == [16, 16]
@@ -68,8 +61,8 @@ def test_a_tree_of_ones_own_trains_validates_and_serves_an_unseen_domain(tree):
 
 
 def test_domains_and_classes_can_be_chosen_and_ordered(tree):
-    config = config_of("folders", tree, data_domains=("night", "Day"), data_classes=("bee", "ant"))
-    built = build(config)
+    keys = {"data__domains": ("night", "Day"), "data__classes": ("bee", "ant")}
+    built = build(config_of("folders", tree, **keys))
     assert [domain.name for domain in built.internal.domains] == ["night", "Day"]
     assert built.internal.classes == ("bee", "ant")
     first = built.internal.domains[0].train
@@ -92,7 +85,7 @@ def test_classes_that_differ_in_spelling_or_the_form_of_unicode_only_are_one(tre
 
 
 def test_no_split_separates_what_the_pattern_of_groups_matches(tree):
-    keys = {"data_groups": r"(\d)\.png", "data_test": 0.2, "data_validation": 0.2}
+    keys = {"data__groups": r"(\d)\.png", "data__test": 0.2, "data__validation": 0.2}
     built = build(config_of("folders", tree, **keys))
     for domain in built.internal.domains:
         names = [set(split.names.tolist()) for split in domain[1:]]
@@ -103,7 +96,7 @@ def test_no_split_separates_what_the_pattern_of_groups_matches(tree):
     # The images of a class are plain and equal.
     assert any("4 of the 4 of day (most in day)" in note for note in built.notes)
     with pytest.raises(ValueError, match=r"data\.groups"):
-        build(config_of("folders", tree, data_groups="patient"))
+        build(config_of("folders", tree, data__groups="patient"))
 
 
 def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
@@ -111,7 +104,7 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
     with pytest.raises(ValueError, match="cow") as error:
         build(config_of("folders", tree))
     assert "data.classes" in str(error.value)
-    built = build(config_of("folders", tree, data_classes=CLASSES))
+    built = build(config_of("folders", tree, data__classes=CLASSES))
     assert built.internal.num_classes == 2
 
 
@@ -141,7 +134,7 @@ def test_a_wrong_tree_or_choice_is_named(tree, path, keys, culprit):
 def test_an_archive_of_ones_own_is_divided_and_served_as_any_source(tmp_path, images):
     content = arrays(images)
     np.savez(tmp_path / "own.npz", **content)
-    keys = {"target": "dusk", "adaptations": ("running", "tsmobn"), "data_validation": 0.25}
+    keys = {"target": "dusk", "adaptations": ("running", "tsmobn"), "data__validation": 0.25}
     built = build(config_of("npz", tmp_path / "own.npz", **keys))
     assert [domain.name for domain in built.internal.domains] == ["day", "night"]
     assert [len(domain.train.labels) for domain in built.internal.domains] == [9, 9]
@@ -160,7 +153,7 @@ def test_an_archive_may_come_divided_and_name_its_classes(tmp_path):
             content[f"{name}__{part}_images"] = np.full((count, 6, 6, 3), count, np.uint8)
             content[f"{name}__{part}_labels"] = np.arange(count, dtype=np.uint8) % 2
     np.savez(tmp_path / "own.npz", **content)
-    built = build(config_of("npz", tmp_path / "own.npz", data_domains=("night", "day")))
+    built = build(config_of("npz", tmp_path / "own.npz", data__domains=("night", "day")))
     assert built.internal.classes == ("ant", "bee", "cow")
     assert [domain.name for domain in built.internal.domains] == ["night", "day"]
     for domain in built.internal.domains:

@@ -152,8 +152,7 @@ def test_official_lists_are_followed_and_missing_parts_taken_from_training():
 
 
 @pytest.mark.parametrize(
-    ("target", "names"),
-    [("b", "b"), ("a, c", "ac"), (("noise",), "a"), (("b", "noise"), "ab")],
+    ("target", "names"), [("b", "b"), ("a, c", "ac"), (("noise",), "a"), (("b", "noise"), "ab")]
 )
 def test_unseen_domains_are_whole_whatever_else_is_asked(target, names):
     source = toy(groups={"noise": ("a", "elsewhere")}, parts=official)

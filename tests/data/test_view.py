@@ -6,16 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains, stratified_sample
-from fedjax_bn.data.domain import (
-    Dataset,
-    Domain,
-    Rows,
-    Split,
-    blocks,
-    check_dataset,
-    select,
-    whole,
-)
+from fedjax_bn.data.domain import Dataset, Domain, Rows, Split, blocks, check_dataset, select, whole
 from fedjax_bn.data.seeds import generator
 
 BASE = np.arange(60, dtype=np.uint8).reshape(12, 1, 1, 5)

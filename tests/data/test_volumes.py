@@ -347,8 +347,7 @@ def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gone", "culprit"),
-    [("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz"), ("*", "UCL")],
+    ("gone", "culprit"), [("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz"), ("*", "UCL")]
 )
 def test_a_missing_file_is_named(tmp_path, gone, culprit):
     root = scans.write_prostate(tmp_path, cases=2, sites=("UCL",))

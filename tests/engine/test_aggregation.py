@@ -25,7 +25,7 @@ def by_hand(sizes, risks, eta):
 def test_both_solvers_give_the_same_weights_over_six_decades_of_risks_under_jit(x64):
     random = np.random.default_rng(3)
     far_apart = np.where(np.arange(100) % 2, 1e-4, 1e2)
-    drawn = [10 ** random.uniform(-4, 2, count) for count in (2, 2, 7, 9, 9, 100, 100, 100)]
+    drawn = [10 ** random.uniform(-4, 2, count) for count in (2, 9, 100)]
     for eta, scale in ((0.0, 1e-6), (0.8, 1.0), (3.0, 1e6)):
         for risks in (*drawn, far_apart):
             sizes, risks = random.integers(1, 500, len(risks)), scale * risks

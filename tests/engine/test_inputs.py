@@ -13,7 +13,7 @@ import federations as fed
 from fedjax_bn.data.sampling import drawing
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import as_images, class_labels, known_labels
-from fedjax_bn.federation import broadcast_of, global_variables, own_of
+from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedbn
 from fedjax_bn.serving.predictor import predictor
 from fedjax_bn.task import classification
@@ -42,10 +42,6 @@ def of_round(batches):
 def of_client(batches):
     one = fed.client(batches, 0) | {"client": jnp.int32(0)}
     return method().client(broadcast_of(state()), jax.jit(own_of)(state(), 0), one, KEY)
-
-
-def predict(images):
-    return predictor(method(), global_variables(state()))(images)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -139,14 +139,10 @@ def test_masks_and_labels_over_parameters_are_those_over_collections():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        0.1,
-        optax.lookahead(optax.sgd(0.1), 5, 0.5),
-        optax.adamw(0.1, mask={"nowhere": True}),
-    ],
+    [0.1, optax.lookahead(optax.sgd(0.1), 5, 0.5), optax.adamw(0.1, mask={"nowhere": True}), {}],
 )
 def test_an_optimizer_that_no_local_step_serves_is_refused(optimizer):
-    with pytest.raises(ValueError, match=r"local optimizer|optimizer=0"):
+    with pytest.raises(ValueError, match=r"local optimizer|optimizer=(0|\{\})|is not optax"):
         fedavg(NET, optimizer).init(KEY, START, 3)
 
 
@@ -185,8 +181,3 @@ def test_configured_rates_have_their_closed_form(changes, expected):
     steps = [optimizer.update(ones, optimizer.init(ones), ones, round=r)[0] for r in range(6)]
     rates = [expected(r) for r in range(6)]
     np.testing.assert_allclose(-np.ravel(steps), rates, rtol=1e-5, atol=1e-8)
-
-
-def test_a_mapping_is_no_optimizer():
-    with pytest.raises(ValueError, match="is not optax's"):
-        fedavg(NET, {})

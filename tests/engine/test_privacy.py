@@ -220,15 +220,12 @@ def test_epsilon_of_a_cohort_is_the_accountants_and_less_for_fewer_of_more():
     assert epsilon(0.0, 0, 1e-5) == epsilon(2.0, 0, 1e-5) == 0
 
 
-KEYS = {"method": "fedbn", "privacy": "server:clip=0.5:noise=2.0"}
-KEYS |= {"rounds": 4, "eval_every": 4, "checkpoint_every": 1, "target": ""}
-
-
 @pytest.mark.slow
 def test_a_run_says_what_it_spends_and_serve_what_that_does_not_cover(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     runs.install(monkeypatch)
-    said, config = [], runs.config(**KEYS | {"rounds": 1, "eval_every": 1})
+    keys = {"method": "fedbn", "privacy": "server:clip=0.5:noise=2.0", "target": ""}
+    said, config = [], runs.config(**keys, rounds=1, eval_every=1, checkpoint_every=1)
     summary = train.run(config, tmp_path / "run", say=said.append)
     assert summary["privacy"]["epsilon"] == epsilon(2.0, 1, 1e-5)
     content = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -237,27 +234,3 @@ def test_a_run_says_what_it_spends_and_serve_what_that_does_not_cover(tmp_path, 
     said.clear()
     serve.run(tmp_path / "run", tmp_path / "served", say=said.append)
     assert "served without noise" in said[0]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_draws_the_same_noise_when_it_goes_on(tmp_path, monkeypatch):
-    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    runs.install(monkeypatch)
-    runs.run(tmp_path / "straight", **KEYS)
-
-    def killed(path, record, append=train.workdir.append_line):
-        append(path, record)
-        if record["round"] == 2:
-            raise runs.Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train.workdir, "append_line", killed)
-        with pytest.raises(runs.Killed):
-            runs.run(tmp_path / "stopped", **KEYS)
-    runs.run(tmp_path / "stopped", **KEYS)
-    like = jax.eval_shape(train.prepare(runs.config(**KEYS))[2])
-    straight, stopped = (
-        runs.saved(tmp_path / name, like, round=4) for name in ("straight", "stopped")
-    )
-    fed.assert_equal(stopped, straight)
-    assert int(straight.server.kept.rounds) == 4

@@ -1,13 +1,10 @@
 """A method is a client and a server, and a round is over a cohort: the same numbers every way."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import federations as fed
 from cohorts import KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
@@ -57,18 +54,6 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
         np.testing.assert_allclose(seen[key][:3], metrics[key][client[:3]], rtol=1e-12)
 
 
-def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
-    method = method_of("fedbn, remembering")
-    state = after_one_round(method)
-    after, uploads = fed.one_by_one(method, state, unequal_batches(), KEY)
-    in_order = method.server(after, fed.stacked(uploads))
-    turned = method.server(after, fed.stacked(uploads[::-1]))
-    fed.assert_close(turned, in_order, rtol=1e-12, atol=1e-14)
-    some = method.server(after, fed.stacked([uploads[2], uploads[0]]))
-    np.testing.assert_array_equal(some.weights[1::2], 0)
-    np.testing.assert_array_equal(some.weighing["count"], [2, 1, 2, 1])
-
-
 def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
     """SCAFFOLD: c' = c + 1/N sum (c_k' - c_k), where N counts those who are not in the cohort."""
     method = method_of("scaffold")
@@ -102,35 +87,18 @@ def test_traffic_is_what_travels():
     assert sent["singleset"] == {"down": number, "up": report}
 
 
-BITS, SIZES = 32, (6, 9, 4)  # after the point
-
-
 @pytest.mark.slow
-def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64):
-    """In whole numbers modulo 2**64, without recovery (Bonawitz et al., CCS 2017)."""
-    sgd = optax.sgd(0.1)
+def test_sums_of_what_clients_weigh_themselves_are_all_that_a_server_needs(x64):
+    """So that masks which cancel in a sum may hide each part (Bonawitz et al., CCS 2017)."""
+    sgd, sizes = optax.sgd(0.1), (6, 9, 4)
     method, server = scaffold(fed.OneNorm(), sgd), keeping_variates(sgd)["server"]
-    state = method.init(KEY, fed.in_float64(fed.variables_of(fed.OneNorm())), len(SIZES))
-    _, uploads = fed.one_by_one(method, state, fed.batches_of(SIZES), KEY)
-    # A client weighs its part itself: by its number of samples, which the sum of weights divides.
+    state = fed.begun(method, KEY, fed.in_float64(fed.variables_of(fed.OneNorm())), len(sizes))
+    _, uploads = fed.one_by_one(method, state, fed.batches_of(sizes), KEY)
+    # A client weighs its part by its number of samples, which the sum of weights divides.
     parts = [weighted_part(server, float(upload.size), upload) for upload in uploads]
-    flat = [np.asarray(ravel_pytree(part)[0]) for part in parts]
-    fixed_point = [np.round(x * 2.0**BITS).astype(np.int64).view(np.uint64) for x in flat]
-    seen = [x.copy() for x in fixed_point]
-    for i, j in itertools.combinations(range(len(SIZES)), 2):
-        random = np.random.Generator(np.random.PCG64([7, i, j]))
-        mask = random.integers(0, 2**64, seen[0].size, np.uint64)
-        seen[i] += mask
-        seen[j] -= mask
-    for plain, hidden in zip(fixed_point, seen, strict=True):
-        assert (plain != hidden).all()
-    total = np.sum(seen, axis=0, dtype=np.uint64)
-    np.testing.assert_array_equal(total, np.sum(fixed_point, axis=0, dtype=np.uint64))
-    sums = ravel_pytree(parts[0])[1](jnp.asarray(total.view(np.int64) / 2.0**BITS))
-    together = fed.stacked(uploads)
-    expected = sum_uploads(server, jnp.asarray(SIZES, float), together)
-    fed.assert_close(sums, expected, 1e-12, 2.0**-BITS * len(SIZES))
+    sums, together = jax.tree.map(lambda *rows: sum(rows), *parts), fed.stacked(uploads)
+    fed.assert_close(sums, sum_uploads(server, jnp.asarray(sizes, float), together), 1e-12)
     after, finite = conclude(server, state, sums, jnp.ones(3, bool), 3)
     assert finite
     expected = method.server(state, together)
-    fed.assert_close((after.shared, after.server), (expected.shared, expected.server), 1e-12, 2e-10)
+    fed.assert_close((after.shared, after.server), (expected.shared, expected.server), 1e-12)

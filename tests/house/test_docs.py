@@ -118,7 +118,8 @@ PAGES = {
 BLOCKS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in PAGES.items()}
 SHOWN = [(name, command) for name, text in PAGES.items() for command in commands_of(text)]
 # Pages whose programs take longer to compile than the default run has.
-HOWTO = ("deploy", "feature_term", "many_devices", "own_model", "unseen_client", "use_model")
+HOWTO = ("deploy", "feature_term", "many_devices", "own_metric", "own_model", "train_a_part")
+HOWTO += ("unseen_client", "use_model")
 LONG = {"docs/tutorial.md", "docs/index.md", "docs/python.md"}
 LONG |= {f"docs/howto/{name}.md" for name in HOWTO}
 SMALLER = {"SmallCNN(2, widths=(4, 4, 4))": "MLP(2)", "SmallCNN(widths=(4, 4, 4))": "MLP(10)"}

@@ -9,6 +9,7 @@ import pytest
 
 import runs
 
+pytestmark = pytest.mark.slow  # a release builds it; test_imports.py reads what the core imports
 # Runs in a process of its own, from a folder that has the wheel's files alone.
 PROGRAM = """
 import re, sys

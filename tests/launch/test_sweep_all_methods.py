@@ -37,8 +37,7 @@ def test_every_method_of_the_library_has_a_row():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n != "pacs")) for n in all_methods.BENCHES],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "pacs")) for n in all_methods.BENCHES]
 )
 def test_every_run_has_a_valid_configuration(name):
     options, _ = all_methods.parse(["--dataset", name])

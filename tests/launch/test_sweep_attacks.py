@@ -31,8 +31,7 @@ def uploads(kind, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "times"),
-    [("scale", -100), pytest.param("flip", -1, marks=pytest.mark.slow)],
+    ("kind", "times"), [("scale", -100), pytest.param("flip", -1, marks=pytest.mark.slow)]
 )
 def test_attackers_scale_what_they_send_and_the_others_do_not(kind, times):
     honest, attacking = uploads(kind, 0), uploads(kind, 2)

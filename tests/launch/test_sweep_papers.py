@@ -1,6 +1,5 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +20,8 @@ import unifed_small
 import unseen
 import vessels
 from ml_collections import ConfigDict
-from test_sweep import fabricate, section
 
-from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, INTERNAL, TYPES
+from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, TYPES
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
@@ -38,10 +36,6 @@ ALL = (
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.
 PERSONAL = ("running", plan.OWN, "received", "joined")
-
-
-def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
-    return {table.name: table for table in one.tables}
 
 
 config_file = cache(plan.configuration)
@@ -172,27 +166,3 @@ def test_the_share_that_groups_explain_is_between_none_and_all():
     np.testing.assert_allclose(shares[[0, 3]], [1, 0])
     assert shares[1] < 0.05
     assert abs(shares[2] - 0.5) < 0.1
-
-
-def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
-    losses = dict.fromkeys(INTERNAL, 50.0)
-    for folder in ("averaged", "own"):
-        fabricate(tmp_path, f"internal/moon/{folder}/0", losses | {"fog": 60.0})
-    fabricate(tmp_path, "internal/fedavg/own/0", losses)
-    unseen = {name: {"running": 40.0, "tsmobn": 70.0} for name in TYPES["noise"]}
-    fabricate(tmp_path, "external/noise/moon/averaged/0", {"fog": 1.0}, unseen=unseen)
-    statistics = unifed.ABLATIONS.changes["adaptations"]
-    outside = {text: 40.0 + i for i, text in enumerate((*statistics, "tsmobn"))}
-    unseen = dict.fromkeys(("center1", "center2"), outside)
-    inside = dict.fromkeys(("center0", "center3", "center4"), 90.0)
-    fabricate(tmp_path, "camelyon17/fedavg/averaged/0", inside, unseen=unseen)
-    folder = tmp_path / "camelyon17/fedavg/averaged/0/evaluations"
-    folder.mkdir()
-    (folder / "ablations.json").write_text(json.dumps({"unseen": unseen, "internal": {}}))
-    assert sweep.main(unifed.SWEEP, ["report", "--workdir", str(tmp_path)]) == 0
-    row = "| MOON | measured, 1 of 3 runs | 50.00 | 50.00 | 50.00 |"
-    assert row in section(tmp_path, "Table 2")
-    row = "| MOON+client-specific BN | measured, 1 of 12 runs | 70.00 | 70.00 | 70.00 | - |"
-    assert row in section(tmp_path, "Table 3")
-    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {"fig3", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c"}

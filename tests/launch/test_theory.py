@@ -200,26 +200,6 @@ def test_standardized_clients_are_apart_along_the_ratio_of_their_variances():
     np.testing.assert_allclose(apart, around, atol=0.03)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("whitened", [False, True])
-def test_the_divergence_does_not_depend_on_the_order_of_points(dtype, whitened):
-    """Of standardized features the means are equal, of whitened ones the covariances too."""
-    pair, apart = standardized_pair(size=180), []
-    if whitened:
-        pair = [x @ np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False))).T for x in pair]
-    pair = [x.astype(dtype) for x in pair]
-    for seed in range(4):
-        random = np.random.default_rng(seed)
-        first, second = (random.permutation(x) for x in pair)
-        found = bounds.averaged_bound(
-            [bounds.Client(first, *[np.zeros(180, int)] * 3)],
-            bounds.Client(second, *[np.zeros(180, int)] * 3),
-            *(np.ones(1), 3, 0.05),
-        )
-        apart.append(found.divergences)
-    np.testing.assert_allclose(apart, apart[:1] * 4, rtol=1e-12)
-
-
 def test_the_bounds_are_the_papers_sums():
     seen, unseen = [client(40, shift=0.5), client(40, wrong=0.5)], client(30, wrong=0.1)
     weights, dimension, delta = np.array([0.3, 0.7]), 10, 0.05

@@ -154,7 +154,13 @@ def test_what_is_made_for_cpu_is_found_where_it_is():
     assert kernels | {"engine/backend.py"} <= found
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
+# Of running statistics, of a stream, of each sample, with an optimizer.
+SOME = ("running", "tsmobn", "zero_shot_adapter", "tent")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in SOME)) for n in ADAPTATIONS]
+)
 def test_every_adaptation_is_lowered_for_accelerators(name):
     adaptation = ADAPTATIONS[name](NETWORK)
 

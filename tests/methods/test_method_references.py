@@ -216,7 +216,6 @@ def perfedavg_reference(
 
 CASES = {
     "moon": (moon, moon_reference, {"mu": 1.0, "temperature": 0.5}),
-    "moon strong": (moon, moon_reference, {"mu": 5.0, "temperature": 0.2}),
     "feddc": (feddc, feddc_reference, {"alpha": 0.1}),
     "perfedavg": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": False}),
     "perfedavg 2": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": True}),
@@ -227,8 +226,7 @@ CASES = {
     ("case", "mode", "epochs", "present", "clients"),
     [
         pytest.param("moon", "all", 1, ALL, "map", marks=pytest.mark.slow),
-        ("moon", "bn_local", 2, SOME, "vmap:2"),
-        pytest.param("moon strong", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),
+        pytest.param("moon", "bn_local", 2, SOME, "vmap:2", marks=pytest.mark.slow),
         pytest.param("feddc", "all", 2, SOME, "map", marks=pytest.mark.slow),
         ("feddc", "bn_local", 1, SOME, "vmap:2"),
         pytest.param("perfedavg", "all", 2, ALL, "map", marks=pytest.mark.slow),

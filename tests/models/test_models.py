@@ -38,6 +38,7 @@ SMALL = {
     "mlp": (models.MLP(), lambda t: t.MLP(23), (23,)),
 }
 IMAGES = {models.MLP: (5995,), models.DigitCNN: (28, 28, 3)}
+LONG = ("alexnet", "densenet")
 
 
 def torch_and_jax(make, model, shape, batch=3):
@@ -79,7 +80,8 @@ def assert_gradients(gradients, expected):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "alexnet")) for n in SMALL]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in SMALL],
 )
 def test_networks_equal_pytorch_in_both_modes_moved_statistics_and_gradients(name):
     model, make, shape = SMALL[name]
@@ -159,12 +161,6 @@ INITIAL = [
         models.ResNet18(100, stage_sizes=(1,)),
         (8, 8, 3),
         {("conv1",): (49 * 64, False), ("head",): (64, True)},
-    ),
-    pytest.param(
-        models.DenseNet121(block_sizes=(1,)),
-        (8, 8, 3),
-        {("stem_conv",): (49 * 3, False)},
-        marks=pytest.mark.slow,
     ),
 ]
 

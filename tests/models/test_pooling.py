@@ -121,6 +121,7 @@ def test_forward_mode_and_what_is_made_of_it_are_xlas():
 def test_integers_of_16_bits_have_the_derivatives_of_32():
     integers = jnp.round(4 * draw(9, 8))  # with ties; bfloat16 stores them exactly
 
+    @partial(jax.jit, static_argnums=0)
     def pooled(dtype):
         pool = partial(max_pool, window=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         y, pull = jax.vjp(pool, integers.astype(dtype))

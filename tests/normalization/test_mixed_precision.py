@@ -76,7 +76,13 @@ def test_every_method_keeps_its_state_and_losses_in_float32(name):
     assert "bf16" in products
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
+# Of running statistics, of a stream, of each sample, with an optimizer.
+SOME = ("running", "tsmobn", "zero_shot_adapter", "tent")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in SOME)) for n in ADAPTATIONS]
+)
 def test_every_adaptation_predicts_in_float32_what_it_computes_in_bfloat16(name):
     model = nets.HandMade()
     variables = with_gates(with_adapter(KEY, model, nets.variables_of(model, IMAGES), IMAGES))

@@ -9,13 +9,15 @@ import numpy as np
 X = [[1.0, -2.0], [0.5, 4.0], [3.0, 1.0]]
 PROGRAM = f"""
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from fedjax_bn.adaptation import batch, running
 
 model, ones, zeros = nn.BatchNorm(use_running_average=True), jnp.ones(2), jnp.zeros(2)
 params, statistics = {{"scale": ones, "bias": zeros}}, {{"mean": zeros, "var": ones}}
 variables, x = {{"params": params, "batch_stats": statistics}}, jnp.asarray({X})
-print([make(model).predict(variables, (), x)[0].tolist() for make in (batch, running, batch)])
+predicts = [jax.jit(make(model).predict) for make in (batch, running, batch)]
+print([predict(variables, (), x)[0].tolist() for predict in predicts])
 """
 
 

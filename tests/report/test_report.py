@@ -211,3 +211,11 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
     for arguments in (("report", "nowhere"), ("report", "runs", "--out", "x.csv")):
         assert runs.command(*arguments) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_who_was_left_out_of_a_round_is_shown_with_the_reason_as_it_was_said(tmp_path):
+    place = finished(tmp_path, "fedavg", 0, {"ant": 1.0})
+    first, *others = runs.lines(place)
+    records = [first | {"left_out": {"ward": "<b>$lied$"}}, *others]
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    assert any("<b>$lied$" in row for table in page_of(tmp_path).tables for row in table)

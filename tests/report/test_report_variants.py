@@ -38,7 +38,7 @@ def test_a_rule_that_is_named_is_the_methods_own_where_that_is_the_same(tmp_path
     finished(tmp_path, "harmofl", 1, {"ant": 1.0}, name="h1")
     found, _ = variants(tmp_path)
     assert [(one.label, len(one.runs)) for one in found] == [
-        *(("fedbn", 2), ("harmofl", 2), ("fedprox", 2)),
+        *(("fedbn", 2), ("harmofl", 2), ("fedprox", 2))
     ]
 
 

@@ -20,7 +20,7 @@ WAYS = {
     "absent clients": {"method": "fedbn", "clients_per_round": 1},
     "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "host"},
 }
-SLOW = ("gates", "on the disk")
+SLOW = ("gates", "on the disk", "own model")
 
 
 @pytest.fixture(

@@ -72,8 +72,7 @@ def batches():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS]
 )
 def test_the_command_line_and_python_build_the_same_method(name, monkeypatch):
     """Compares programs: the same program gives the same bits, and is not compiled here."""

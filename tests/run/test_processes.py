@@ -65,6 +65,7 @@ def assert_ended(pair):
 SAID = [{"a": ["0", "ü" * 999]}, "WorkdirError: " + "é" * 300, [False, True], None]
 
 
+@pytest.mark.slow
 def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     """Each with its own clients' samples and rows; what the first has written is read here."""
     pair = both(tmp_path / "two", 2)

@@ -192,11 +192,13 @@ OTHERS += [
     {"method": "fedavg", "model": "MLP:norm=group", "share": rule}
     for rule in ("all_but_norms", "all_but_head", "only_head")
 ]
-OTHERS += [{"frozen": "dense1,norm1"}]
+OTHERS += [{"frozen": "dense1,norm1"}, {"privacy": "server:clip=0.5:noise=2.0"}]
 
 
 @pytest.mark.parametrize("changes", [{}, *(pytest.param(c, marks=SLOW) for c in OTHERS)])
 def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(tmp_path, changes):
+    if "privacy" in changes:
+        pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     runs.run(tmp_path / "straight", rounds=4, **changes)
     for rounds in (2, 4):
         runs.run(tmp_path / "further", rounds=rounds, **changes)

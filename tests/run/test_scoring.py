@@ -4,17 +4,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_bn import adaptation, methods
+from fedjax_bn import adaptation
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.data.domain import Split
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.models import MLP
-from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients, score_unseen
 
@@ -69,28 +66,6 @@ def test_each_client_is_counted_on_its_own_samples_with_its_own_leaves(batch_siz
         for k, one in enumerate(splits)
     ]
     np.testing.assert_allclose(seen, expected, rtol=1e-6)
-
-
-def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
-    model = MLP(num_classes=CLASSES, hidden=(4,), param_dtype=jnp.float64)
-    method = methods.fedbn(model, optimizer=optax.sgd(0.1))
-    key, images = jax.random.key(0), jnp.zeros((2, FEATURES))
-    state = jax.jit(lambda: method.init(key, model.init(key, images), 2))()
-    rng = np.random.Generator(np.random.PCG64(2))
-    personal = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.uniform(0.5, 2, leaf.shape)), state.personal
-    )
-    state = state._replace(personal=personal)
-    splits = [split(30), split(17)]
-    seen = score_clients(model, PREPARE, 2)(state, SplitBatches(splits, 8).all_at_once())
-    dense = jax.tree.map(np.asarray, state.shared["params"])
-    for k, one in enumerate(splits):
-        affine = {key: np.asarray(x)[k] for key, x in personal["params"]["norm1"].items()}
-        own = {key: np.asarray(x)[k] for key, x in personal["batch_stats"]["norm1"].items()}
-        x = one.images @ dense["dense1"]["kernel"] + dense["dense1"]["bias"]
-        x = (x - own["mean"]) / np.sqrt(own["var"] + 1e-5) * affine["scale"] + affine["bias"]
-        logits = np.maximum(x, 0) @ dense["head"]["kernel"] + dense["head"]["bias"]
-        np.testing.assert_allclose(seen[k], percent(logits, one.labels))
 
 
 def weighted() -> Task:
@@ -156,24 +131,3 @@ def test_an_unseen_client_is_streamed_in_order_through_the_carry_and_starts_afre
     score = score_unseen(remembering(), PREPARE)
     for _ in range(2):
         np.testing.assert_allclose(score(variables, data), 100 * right / 22, rtol=1e-6)
-
-
-class Normalized(nn.Module):
-    """A batch norm alone: the class is the largest normalized feature."""
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        return BatchNorm()(images)[:, :CLASSES]
-
-
-def test_batch_adaptation_does_not_see_the_padding_of_the_last_batch():
-    one = split(10)
-    one = one._replace(images=one.images * np.arange(1, 6, dtype=np.float32) + np.float32(3))
-    variables = Normalized().init(jax.random.key(0), jnp.zeros((2, FEATURES)))
-    right = 0
-    for start in (0, 8):
-        images, labels = one.images[start : start + 8], one.labels[start : start + 8]
-        normal = (images - images.mean(0)) / np.sqrt(images.var(0) + 1e-5)
-        right += (normal[:, :CLASSES].argmax(-1) == labels).sum()
-    score = score_unseen(adaptation.batch(Normalized()), PREPARE)
-    np.testing.assert_allclose(score(variables, SplitBatches([one], 8).all_at_once()), 10.0 * right)

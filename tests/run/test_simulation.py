@@ -125,8 +125,10 @@ def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
         rows.append((len(leaf), len(leaf.sharding.device_set)))
 
     results = []
-    for strategy in ("auto", "auto", "map"):
-        method = fedbn(MLP(num_classes=3), optax.sgd(0.05), clients=strategy)
+    auto, alone = (
+        fedbn(MLP(num_classes=3), optax.sgd(0.05), clients=way) for way in ("auto", "map")
+    )
+    for method in (auto, auto, alone):
         options = OPTIONS | {"adaptations": ADAPTATIONS, "unseen": unseen}
         callback = types.SimpleNamespace(on_round_end=on_round_end)
         results.append(simulate(method, clients=clients, callbacks=[callback], **options))

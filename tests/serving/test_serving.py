@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,19 +158,6 @@ def test_a_fresh_process_predicts_by_the_program_alone_and_by_predict_without_tr
     expected = load(served, "tsmobn:batch_size=4")(DOG.images)
     np.testing.assert_allclose(np.load(by_program), expected, atol=1e-6)
     np.testing.assert_allclose(table(Path(out).read_text())[2], expected, atol=2e-6)
-
-
-def test_a_model_of_ones_own_is_served_by_its_programs(served, tmp_path):
-    expected = load(served, "tsmobn:batch_size=4")(DOG.images)
-    place = shutil.copytree(served, tmp_path / "own")
-    about = json.loads((place / "model.json").read_text())
-    (place / "model.json").write_text(json.dumps(about | {"model": "my_model:Net"}))
-    with pytest.raises(ValueError, match="--trust"):
-        load(place, "tsmobn:batch_size=4")
-    trusted = load(place, "tsmobn:batch_size=4", trust=True)
-    np.testing.assert_allclose(trusted(DOG.images), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="random_alp"):
-        load(place, "tsmobn")
 
 
 class Odd(nn.Module):

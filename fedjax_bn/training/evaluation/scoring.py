@@ -27,7 +27,7 @@ from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import completed
 from fedjax_bn.task import Score, Task, classification
 from fedjax_bn.training.evaluation.answers import AnyAnswers
-from fedjax_bn.training.mesh import copies_on, place_copies, place_rows, shares_memory
+from fedjax_bn.training.mesh import copies_on, memories, place_copies, place_rows
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.rounds import megabytes
 
@@ -105,17 +105,14 @@ class SplitBatches:
 
     def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[_TestData]]:
         """Returns `parts()`: all batches, which stay on the devices if they fit, or else blocks."""
-        # The devices of a CPU have one memory, which holds the parts of all.
-        beside = len(self._parts) if shares_memory(self._mesh) else 1
-        if megabytes(self._splits) <= device_megabytes * len(self._parts) / beside:
+        limit = device_megabytes * memories(self._spread)  # of all parts together
+        if megabytes(self._splits) <= limit:
             resident = self.all_at_once()
             return lambda: (resident,)
         # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
         batch_megabytes = self._splits[0].images[:1].nbytes * self._size / 2**20
-        length = min(
-            self._longest, max(1, int(device_megabytes / 4 / beside / max(batch_megabytes, 1e-9)))
-        )
-        return partial(self.blocks, length)
+        length = int(limit / 4 / len(self._parts) / max(batch_megabytes, 1e-9))
+        return partial(self.blocks, min(self._longest, max(1, length)))
 
     def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> _TestData:
         """Returns each device's batches, padded by empty ones to U = `width` and T = `length`."""

@@ -1,6 +1,4 @@
-"""Methods train detectors: every one whose idea needs no logits, and FedCD by its masks."""
-
-from functools import cache
+"""Methods train detectors: every one whose idea needs no logits."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ import norm_nets as nets
 from detectors import CLASSES, Detector
 from federations import assert_close, run_rounds
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
-from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
 from fedjax_bn.models.forward import forward
 from fedjax_bn.tasks.detection import Recipe, detection
@@ -99,11 +96,6 @@ def test_a_method_that_needs_logits_refuses_with_a_sentence(name):
         make(name)
 
 
-@cache
-def fedavg_rounds():
-    return run_rounds(make("fedavg"), start(), detector_batches(), 2)
-
-
 def test_fedavg_of_detectors_is_a_loop_over_clients_and_steps(x64):
     batches = detector_batches()
 
@@ -129,17 +121,8 @@ def test_fedavg_of_detectors_is_a_loop_over_clients_and_steps(x64):
                 own, _ = step(own, image, given["label"], blank)
             trained.append(own)
         variables = jax.tree.map(lambda a, b: (6 * a + 5 * b) / 11, *trained)
-    state, _ = fedavg_rounds()
+    state, _ = run_rounds(make("fedavg"), start(), batches, 2)
     assert_close(global_variables(state), variables, rtol=1e-10, atol=1e-12)
-
-
-def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
-    method = make("fedcd", lambda_sci=0.0, mask_optimizer=optax.set_to_zero(), weigh=by_size)
-    state, _ = run_rounds(method, start(), detector_batches(), 2)
-    ours = global_variables(state)
-    masks = ours.pop("mask")
-    np.testing.assert_allclose(masks["tap0"], np.ones(6), rtol=1e-12)
-    assert_close(ours, global_variables(fedavg_rounds()[0]), rtol=1e-9, atol=1e-12)
 
 
 def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():

@@ -10,8 +10,6 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import evaluate as evaluate_finished
-from fedjax_bn.run import train
-from fedjax_bn.run.config import base
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.model import MODELS, choose_task
@@ -37,24 +35,15 @@ def dataset() -> Dataset:
     return Dataset("squares", 3, tuple(domains), (0.0,), (1.0,), boxed.CLASSES)
 
 
-@pytest.fixture
-def config(monkeypatch):
-    monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: dataset())
-    changed = base()
-    changed.model = "detectors:Detector"  # compiled in a third of the time of TinyDetector
-    changed.rounds = changed.eval_every = 1
-    changed.batch_size = 4
-    changed.target = "c"
-    changed.eval_batch_size = changed.adapt_batch_size = 8
-    changed.compilation_cache = ""
-    changed.data.name, changed.data.path, changed.data.image_size = "squares", "/", SIDE
-    changed.data.augment = "boxes"
-    return changed
-
-
 @pytest.mark.slow
-def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again(config, tmp_path):
-    summary = train.run(config, tmp_path, say=lambda text: None)
+def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: dataset())
+    # Compiled in a third of the time of TinyDetector.
+    keys = {"model": "detectors:Detector", "rounds": 1, "eval_every": 1, "target": "c"}
+    keys |= {"eval_batch_size": 8, "adapt_batch_size": 8, "data__image_size": SIDE}
+    summary = runs.run(tmp_path, **keys, data__name="squares", data__augment="boxes")
     assert summary["score"] == "mAP50"
     assert set(summary["accuracy"]["internal"]) == {"a", "b", "mean"}
     assert all(0 <= x <= 100 for x in summary["accuracy"]["internal"].values())

@@ -80,21 +80,6 @@ def test_one_logit_is_that_of_class_1_against_a_background_of_0():
     assert task.score(logit, {"mask": mask}) == task.score(logits_of(predicted, 2), {"mask": mask})
 
 
-def test_the_score_is_that_of_all_samples_however_they_are_batched():
-    """Volumes that two batches share, and padding that does not count."""
-    mask, predicted, volume = masks(6, 3), masks(6, 4), np.array([1, 1, 2, 2, 2, 3], np.int32)
-    score = segmentation(CLASSES).score
-    whole = score(logits_of(predicted), {"mask": mask, "volume": volume})
-    parts = []
-    for start in (0, 4):
-        rows = np.resize(np.arange(start, min(start + 4, 6)), 4)
-        label = {"mask": mask[rows], "volume": volume[rows]}
-        valid = np.arange(4) < 6 - start
-        parts.append(score.of_batch(logits_of(predicted[rows]), label, valid))
-    joined = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-    np.testing.assert_allclose(score.of_all(joined), whole, rtol=1e-6)
-
-
 SHAPES = {"image": (17, 13), "volume": (5, 12, 9)}
 SPACINGS = {"image": (0.7, 1.9), "volume": (3.5, 0.7, 1.1)}
 

@@ -14,8 +14,6 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.models import UNet
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import evaluate as evaluate_finished
-from fedjax_bn.run import train
-from fedjax_bn.run.config import base
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.model import MODELS, choose_task
@@ -23,25 +21,14 @@ from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import read_answers
 
 
-@pytest.fixture
-def config(monkeypatch):
+@pytest.mark.slow
+def test_a_run_on_masks_has_scores_pictures_and_a_report(monkeypatch, tmp_path):
     data = square_masks.dataset(slices=2)
     monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: data)
-    changed = base()
-    changed.model = "UNet:width=4:levels=2"
-    changed.rounds, changed.eval_every = 4, 2
-    changed.batch_size, changed.local_epochs, changed.optimizer.learning_rate = 4, 4, 0.1
-    changed.target, changed.adaptations = "c", ("running", "tsmobn")
-    changed.eval_batch_size = changed.adapt_batch_size = 4
-    changed.compilation_cache = ""
-    changed.predictions = "csv"
-    changed.data.name, changed.data.path, changed.data.image_size = "squares", "/", 16
-    return changed
-
-
-@pytest.mark.slow
-def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
-    summary = train.run(config, tmp_path, say=lambda text: None)
+    keys = {"model": "UNet:width=4:levels=2", "rounds": 4, "local_epochs": 4, "target": "c"}
+    keys |= {"optimizer__learning_rate": 0.1, "adaptations": ("running", "tsmobn")}
+    keys |= {"eval_batch_size": 4, "adapt_batch_size": 4, "data__image_size": 16}
+    summary = runs.run(tmp_path, **keys, data__name="squares", predictions="csv")
     assert summary["score"] == "Dice"
     assert tables.comparison([summary]).startswith("Dice %")
     names = {"iou", "dice_1", "dice_2", "hd95_mm", "assd_mm", "undefined"}
