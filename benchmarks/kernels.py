@@ -28,9 +28,12 @@ median of 9 alternating runs. After it are CPU ms, summed over two slower cores 
     3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
     3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
     3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
-    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
     3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
-    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                            /9.0
+    3x3      16 ->  16, 4 x  80 x  80      /8.3    /17.2    /23.7        -        -         /4.5
+    6x6 / 2   3 ->  16, 4 x 320 x 320     /46.5    /40.2        -        -        -         /9.0
+
+The last two take /6.2 by pairs of columns and /19.7 with folded strides, which are chosen. The
+6x6 layer has no gradient of its images.
 """
 
 import argparse
@@ -122,7 +125,7 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
     """Returns the convolutions with several candidates, and how often each occurs in a pass."""
     found: dict[Shapes, int] = {}
 
-    def noting(shapes: Shapes, few: bool) -> str:
+    def noting(shapes: Shapes, few: bool = False) -> str:
         found[shapes] = found.get(shapes, 0) + 1
         return algorithm_of(shapes, few)
 
@@ -144,13 +147,15 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
     """Returns the algorithms that may be the fastest for a convolution, the chosen one first."""
     chosen = algorithm_of(shapes)
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
-    if not shapes.usual or taps == 1:
+    if taps == 1:
         return (chosen,)
     deep = min(shapes.kernel[2:]) >= 8
     may = {
         chosen: True,
-        "direct": not shapes.exceeds,
-        "fast_fourier": shapes.few_channels,
+        "direct": taps <= largest,
+        "fast_fourier": prod(shapes.kernel[2:]) <= 16,
+        "folded": max(shapes.strides) > 1 and shapes.images[3] <= 4,
+        "pairs": shapes.kernel[2:] == (16, 16),
         "patches": shapes.windows <= _MOST_VALUES,
         "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,

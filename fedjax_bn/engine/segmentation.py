@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -59,10 +58,12 @@ def segmentation_loss(
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
     logits = jnp.where(labelled[..., None], logits, 0)
     seen = labelled.astype(logits.dtype)
-    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, mask) * seen
-    total = entropy.sum() / jnp.maximum(seen.sum(), 1)
+    truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype)
+    # Not by an index, whose gradient is a scatter, which runs value by value.
+    entropy = jax.nn.logsumexp(logits, -1) - jnp.where(truth == 1, logits, 0).sum(-1)
+    total = (entropy * seen).sum() / jnp.maximum(seen.sum(), 1)
     probability = jax.nn.softmax(logits) * seen[..., None]
-    truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype) * seen[..., None]
+    truth = truth * seen[..., None]
     axes = (1, 2) if by_sample else (0, 1, 2)
     shared_area, total_area = (probability * truth).sum(axes), (probability + truth).sum(axes)
     overlap = ((2 * shared_area + _EPSILON) / (total_area + _EPSILON))[..., 1:].mean(-1)

@@ -125,7 +125,8 @@ LAYERS = [
     ((4, 8, 8, 16), (3, 3, 16, 32), 2, 1, "patches"),
     ((4, 4, 4, 16), (3, 3, 16, 16), 1, -1, "direct"),
     # YOLOv5n's, of 320 pixels.
-    ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "direct"),
+    ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "folded"),
+    ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "pairs"),
     ((4, 80, 80, 32), (1, 1, 32, 16), 1, 0, "patches"),
     # ResNet18's, of 64 pixels.
     ((16, 64, 64, 3), (7, 7, 3, 64), 2, 3, "direct"),
@@ -143,20 +144,15 @@ LAYERS = [
 def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, name):
     shapes = Shapes(images, kernel, (stride,) * 2, ((padding,) * 2,) * 2)
     assert algorithm_of(shapes) == name
-    if name == "direct" and padding >= 0:
+    if name in ("direct", "folded", "pairs") and padding >= 0:
         with differentiated_twice():  # matrix products, where these fit in memory
             assert algorithm_of(shapes) == "patches"
-            assert algorithm_of(shapes._replace(images=(4096, 224, 224, images[3]))) == "direct"
+            assert algorithm_of(shapes._replace(images=(4096, 224, 224, images[3]))) == name
 
 
-@pytest.mark.parametrize(
-    ("side", "channels", "name"), [(64, (16, 16), "pairs"), (32, (32, 32), "direct")]
-)
-def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(side, channels, name):
-    shapes = Shapes((8, side, side, channels[0]), (3, 3, *channels), (1, 1), ((1, 1), (1, 1)))
-    assert algorithm_of(shapes, few=True) == name
-    with differentiated_twice():
-        assert algorithm_of(shapes, few=True) != "pairs"
+def test_few_channels_have_no_tiles_where_a_network_asks():
+    shapes = Shapes((8, 32, 32, 64), (3, 3, 64, 32), (1, 1), ((1, 1), (1, 1)))
+    assert [algorithm_of(shapes, few) for few in (False, True)] == ["tiled", "direct"]
 
 
 @pytest.mark.usefixtures("x64")

@@ -25,7 +25,7 @@ from fedjax_bn.models.cpu.bilinear import TILE, Padding, Pair, Strides
 
 _MIN_SAVED = 3000  # multiplications per pair of channels that repay transforming its kernel
 _FEW_CHANNELS = 16  # input times output channels, such as 3 x 3 of the colours of L2D's styles
-_FEW_PAIRS = 32 * 32  # input times output channels up to which `few` has no large tiles
+_FEW_PAIRS = 64 * 32  # input times output channels up to which `few` has no tiles on large maps
 _MAX_TWICE = 2**27  # values of all windows; more take gigabytes
 _FEW = 16  # output channels up to which a kernel's gradient is faster with x padded beforehand
 _MAX_PATCH_VALUES = 2 * 2**20  # values of all windows; more do not stay in the caches
@@ -71,7 +71,8 @@ class Shapes(NamedTuple):
 def algorithm_of(shapes: Shapes, few: bool = False) -> str:
     """Returns the name in `ALGORITHMS` that measurements suggest for these shapes.
 
-    `few` is whether 16 or 32 channels on large maps have algorithms of their own, as in a U-Net.
+    `few` is whether up to 64 and 32 channels on maps of 32 pixels are convolved by XLA, as in a
+    U-Net.
     """
     images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
     sizes, taps = images[1:3], shapes.kernel[:2]
@@ -93,7 +94,7 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
             return "tiled"
     if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
         return "taps"
-    if few and unit and max(taps) > 1 and shapes.kernel[2:] == (16, 16) and min(outputs) >= 32:
+    if unit and max(taps) > 1 and shapes.kernel[2:] == (16, 16) and min(outputs) >= 32:
         return "pairs" if direct == "direct" else direct
     if max(taps) > 1 and min(outputs) >= 10 and images[3] % 8 == 0:
         return direct  # the channels fill the processor's vectors
@@ -101,8 +102,11 @@ def algorithm_of(shapes: Shapes, few: bool = False) -> str:
     exceeds = any(
         tap > min(size, n) or n > size for tap, size, n in zip(taps, sizes, outputs, strict=True)
     )
-    few_values = shapes.windows <= _MAX_PATCH_VALUES
-    return "patches" if few_values or exceeds or max(taps) == 1 else direct
+    if shapes.windows <= _MAX_PATCH_VALUES or exceeds or max(taps) == 1:
+        return "patches"
+    folds = all(stride > 1 and tap % stride == 0 for stride, tap in zip(strides, taps, strict=True))
+    few_channels = images[3] * prod(strides) <= _FEW_CHANNELS
+    return "folded" if folds and few_channels and direct == "direct" else direct
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -216,6 +220,29 @@ def _pairs(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) 
     return computed_once(y.reshape(*y.shape[:2], -1, features)[:, :, :wide])
 
 
+def _folded(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
+    """Convolves with strides of 1, where the pixels of a stride have become channels."""
+    # XLA:CPU takes over twice as long for the gradient of a kernel of few channels with strides.
+    sides, gaps = [], []
+    for size, taps, stride, (low, high) in zip(
+        x.shape[1:3], kernel.shape, strides, padding, strict=False
+    ):
+        gap = -taps % stride
+        gaps.append((0, gap))
+        sides.append((low, high - (low + size + high - taps) % stride + gap, 0))
+
+    def folded(maps: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / down, W / across, down * across * C]."""
+        (down, across), (batch, height, width, channels) = strides, maps.shape
+        maps = maps.reshape(batch, height // down, down, width // across, across, channels)
+        return maps.swapaxes(2, 3).reshape(batch, height // down, width // across, -1)
+
+    x = folded(lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *sides, (0, 0, 0)]))
+    kernel = jnp.pad(kernel, (*gaps, (0, 0), (0, 0)))
+    kernel = jnp.moveaxis(folded(jnp.moveaxis(kernel, 3, 0)), 0, 3)
+    return _direct(x, kernel, (1, 1), ((0, 0), (0, 0)))
+
+
 def _taps(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     """Convolves by a sum of matrix products, one for each tap of the kernel."""
     # Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a
@@ -270,6 +297,7 @@ ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Arr
     **bilinear.ALGORITHMS,
     "direct": _direct,
     "fast_fourier": _fast_fourier,
+    "folded": _folded,
     "pairs": _pairs,
     "patches": _patches,
     "taps": _taps,
