@@ -105,13 +105,22 @@ def test_what_does_not_suit_is_refused_before_anything_compiles(changes, match):
         simulate(METHOD, **{"clients": arrays()} | OPTIONS | changes)
 
 
-def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
+def test_further_seeds_compile_nothing_and_are_those_of_single_calls(result):
     """Other seeds and samples, of the same number, use the programs of the first call."""
     reversed_arrays = {name: (x[::-1], y[::-1]) for name, (x, y) in arrays().items()}
     with runs.compilations() as compiled:
-        again = simulated(reversed_arrays, seed=6)
+        several = simulated(reversed_arrays, seed=6, seeds=3)
+        last = simulated(reversed_arrays, seed=8)
     assert compiled == []
-    assert again.history != result[1].history
+    assert several.history != result[1].history
+    assert_equal(several.seeds[2].state, last.state)
+    assert_equal(several.state, several.seeds[0].state)
+    values = [seed.accuracy["unseen"]["dog"]["running"] for seed in several.seeds]
+    mean, deviation = np.mean(values), np.std(values, ddof=1)
+    np.testing.assert_allclose(several.accuracy["unseen"]["dog"]["running"], mean)
+    np.testing.assert_allclose(several.deviation["unseen"]["dog"]["running"], deviation)
+    assert f"{mean:.1f} ({deviation:.1f})" in str(several)
+    assert several.deviation["internal"].keys() == {"ant", "bee", "mean"}
 
 
 def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():

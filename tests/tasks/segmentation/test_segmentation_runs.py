@@ -43,7 +43,7 @@ def config(monkeypatch):
 def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
     summary = train.run(config, tmp_path, say=lambda text: None)
     assert summary["score"] == "Dice"
-    assert tables.comparison([summary]).startswith("Dice %")
+    assert tables.comparison([[summary]]).startswith("Dice %")
     names = {"iou", "dice_1", "dice_2", "hd95_mm", "assd_mm", "undefined"}
     assert set(summary["measures"]["internal"]) == names
     assert set(summary["measures"]["unseen"]["c"]["tsmobn"]) == names
