@@ -1,8 +1,7 @@
 """What training returns in Python: the method, its state, its scores, and how it predicts."""
 
-import math
-from collections.abc import Callable, Iterable
-from statistics import fmean, stdev
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,18 +36,18 @@ class Result(NamedTuple):
 
         {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
         """
-        return self._over_seeds(fmean) if self.seeds else self.summary["accuracy"]
+        return self._over_seeds(np.mean) if self.seeds else self.summary["accuracy"]
 
     @property
     def deviation(self) -> Record:
-        """The standard deviation over seeds (N - 1) of each accuracy; ValueError for one seed."""
-        return self._over_seeds(stdev)
+        """The standard deviation over seeds (N - 1) of each `accuracy`; NaN for one seed."""
+        return self._over_seeds(partial(np.std, ddof=1))
 
-    def _over_seeds(self, measure: Callable[[Iterable[float]], float]) -> Record:
+    def _over_seeds(self, measure: Callable[[np.ndarray], np.floating]) -> Record:
         def measured(*values: Any) -> Any:
             if isinstance(values[0], dict):
                 return {key: measured(*(value[key] for value in values)) for key in values[0]}
-            return measure([math.nan if value is None else value for value in values])
+            return float(measure(np.array(values, float)))  # None, of no finite score, is NaN
 
         return measured(*(result.summary["accuracy"] for result in self.seeds or (self,)))
 
