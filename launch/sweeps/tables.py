@@ -3,7 +3,7 @@
     python launch/sweeps/tables.py --data DATA [--workdir runs] [--only 'fedbn/*'] [--dry-run]
 
 DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py), segmentation/vessels
-(vessels.py). A table whose data are missing waits. It prints what there is to do, with the minutes
+(vessels.py) and resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It prints what there is to do, with the minutes
 that each table took on two cores, and makes one table after another. WORKDIR/tables/NAME.txt has
 what a table's commands print: the table, or at its end the path of the report. The same command
 continues after a stop: runs that have finished are not repeated, and a table whose file exists is
@@ -24,7 +24,10 @@ from typing import NamedTuple
 
 from plan import ROOT
 
-DATA = {"digits": "digits.npz", "pacs": "pacs", "vessels": "segmentation"}
+DATA = {
+    **{"digits": "digits.npz", "pacs": "pacs", "vessels": "segmentation"},
+    "resnet50": "resnet50.safetensors",
+}
 ROWS = (  # of all_methods.py, which the page shows
     "FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedCD-SCI,REA,FedAvgM,FedWon,*group norm,FedDG,HarmoFL,SNR,"
     "RandConv"
@@ -64,12 +67,18 @@ DIGITS = (
 )
 STREAMS = "--only fax,mnist --digits {digits} --workdir {workdir}/streams"
 RESNET10 = "--path {pacs} --model ResNet10:width=16 --steps 4 --rounds 6 --only none,mean,sum"
+RESNET50 = (
+    "--path {pacs} --model ResNet50:keras=True --pretrained {resnet50} --size 96 --batch 8 "
+    "--steps 5 --rounds 2 --only mean,sum"
+)
 TABLES = {
     "fedbn/scanners": Table(0, ("benchmarks/seeds.py --seeds 5 --workdir {workdir}/seeds",)),
     "fedbn/digits": seeded(0, "digits", DIGITS),
+    "fedbn/torch": Table(0, ("benchmarks/digits_in_torch.py --path {digits}",)),
     "fedbn/gaussians": swept(0, "fedbn", "--only 'synthetic/*'"),
     "unseen/digits": swept(0, "unseen", "--only digits,ablations --data.digits={digits}"),
     "fediga/cafl": Table(0, (f"benchmarks/cafl.py {RESNET10}",)),
+    "fediga/imagenet": Table(0, (f"benchmarks/cafl.py {RESNET50}",)),
     "unifed/theory": Table(0, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(0, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(
