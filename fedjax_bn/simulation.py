@@ -102,7 +102,7 @@ def simulate(
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
       seeds: how many seeds train in turn, seed, seed + 1 and so on; see `Result` for several. Each
-        divides the samples anew, and callbacks are called in each.
+        divides what is not given in parts anew, and calls the callbacks.
       variables: the model's first variables, for example pretrained; random by default.
       callbacks: are called after each round, with its state and its record, to which they may add
         entries, such as a metric of your own: see `training.loop.train`.
