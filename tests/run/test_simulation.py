@@ -13,6 +13,7 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.simulation import simulate
 from fedjax_bn.task import confusion
+from fedjax_bn.training.score_tables import comparison
 
 OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5}
 ADAPTATIONS = ("running", "tsmobn:momentum=0.5")
@@ -143,3 +144,13 @@ def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
     assert_equal(results[0].state, results[1].state)
     assert_close(results[0].state, results[2].state, rtol=1e-4, atol=1e-6)
     assert results[0].accuracy == results[2].accuracy
+
+
+def test_an_adaptation_that_a_baseline_does_not_serve_is_a_dash():
+    scores = {
+        "internal": {"ant": 1.0, "mean": 1.0},
+        "unseen": {"dog": {"running": 5.0, "own": 6.0}},
+    }
+    baseline = {**scores, "unseen": {"dog": {"running": 4.0}}}
+    rows = [[{"method": "a", "accuracy": scores}], [{"method": "b", "accuracy": baseline}]]
+    assert comparison(rows).splitlines()[-1].split() == ["b", "1.0", "1.0", "4.0", "-"]
