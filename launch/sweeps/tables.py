@@ -4,7 +4,7 @@
 
 DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py), segmentation/vessels
 (vessels.py) and resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are
-missing waits. It prints the tables that there are, with the minutes that each took on two cores,
+missing waits. It prints the tables with their numbers of runs, of which most take about a minute,
 and makes one after another. WORKDIR/tables/NAME.txt has what a table's commands print: the table,
 or at its end the path of the report. The same command continues after a stop: runs that have
 finished are not repeated, and a table whose file exists is not made again. The exit status is 0 if
@@ -36,30 +36,30 @@ ROWS = (  # of all_methods.py, which the page shows
 
 
 class Table(NamedTuple):
-    """A table of docs/results/: the minutes that it takes, and the arguments of Python."""
+    """A table of docs/results/: its number of runs, and its commands, arguments of Python."""
 
-    minutes: int
+    runs: int
     commands: tuple[str, ...]
 
 
-def swept(minutes: int, sweep: str, options: str = "", folder: str = "") -> Table:
+def swept(runs: int, sweep: str, options: str = "", folder: str = "") -> Table:
     """Returns the table of a sweep: its runs and its report."""
     script = f"launch/sweeps/{sweep}.py"
     workdir = f"--workdir {{workdir}}/{folder or sweep}"
-    return Table(minutes, (f"{script} run {workdir} {options}", f"{script} report {workdir}"))
+    return Table(runs, (f"{script} run {workdir} {options}", f"{script} report {workdir}"))
 
 
-def seeded(minutes: int, folder: str, command: str) -> Table:
-    """Returns the table of a command of fedjax_bn.main with the seeds 0, 1 and 2."""
+def seeded(folder: str, command: str) -> Table:
+    """Returns the table of a method and a baseline of fedjax_bn.main with the seeds 0, 1 and 2."""
     main, place = "-m fedjax_bn.main", f"{{workdir}}/{folder}"
     runs = [f"{main} {command} --config.seed={n} --workdir {place}/{n}" for n in range(3)]
-    return Table(minutes, (*runs, f"{main} report {place} --out {place}/report.html"))
+    return Table(6, (*runs, f"{main} report {place} --out {place}/report.html"))
 
 
-def all_methods(minutes: int, dataset: str, options: str = "") -> Table:
+def all_methods(dataset: str, options: str = "") -> Table:
     """Returns the table of some rows of all_methods.py."""
     given = f"--dataset {dataset} {options} --only '{ROWS}' --workdir {{workdir}}/all_methods"
-    return Table(minutes, (f"launch/sweeps/all_methods.py {given}",))
+    return Table(4 * 13, (f"launch/sweeps/all_methods.py {given}",))
 
 
 DIGITS = (
@@ -73,28 +73,28 @@ RESNET50 = (
     "--steps 5 --rounds 2 --only mean,sum"
 )
 TABLES = {
-    "fedbn/scanners": Table(0, ("benchmarks/seeds.py --seeds 5 --workdir {workdir}/seeds",)),
-    "fedbn/digits": seeded(0, "digits", DIGITS),
-    "fedbn/torch": Table(0, ("benchmarks/digits_in_torch.py --path {digits}",)),
-    "fedbn/gaussians": swept(0, "fedbn", "--only 'synthetic/*'"),
-    "unseen/digits": swept(0, "unseen", "--only digits,ablations --data.digits={digits}"),
-    "fediga/cafl": Table(0, (f"benchmarks/cafl.py {RESNET10}",)),
-    "fediga/imagenet": Table(0, (f"benchmarks/cafl.py {RESNET50}",)),
-    "unifed/theory": Table(0, ("launch/theory --workdir {workdir}/theory",)),
-    "fedcd/beach": swept(0, "fedcd_small", "--only beach"),
+    "fedbn/scanners": Table(15, ("benchmarks/seeds.py --seeds 5 --workdir {workdir}/seeds",)),
+    "fedbn/digits": seeded("digits", DIGITS),
+    "fedbn/torch": Table(6, ("benchmarks/digits_in_torch.py --path {digits}",)),
+    "fedbn/gaussians": swept(10, "fedbn", "--only 'synthetic/*'"),
+    "unseen/digits": swept(45, "unseen", "--only digits,ablations --data.digits={digits}"),
+    "fediga/cafl": Table(9, (f"benchmarks/cafl.py {RESNET10}",)),
+    "fediga/imagenet": Table(6, (f"benchmarks/cafl.py {RESNET50}",)),
+    "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
+    "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(
-        0, ("benchmarks/masks.py --only as_model,no_penalty,adam,decay_20,bounds",)
+        15, ("benchmarks/masks.py --only as_model,no_penalty,adam,decay_20,bounds",)
     ),
-    "fedcd/signs": swept(0, "signs"),
-    "other/scanners": all_methods(0, "scanners"),
-    "other/beach": all_methods(0, "beach"),
-    "other/digits": all_methods(0, "digits", "--path {digits} --target mnist_m"),
-    "other/streams": Table(0, (f"launch/sweeps/streams.py {STREAMS}",)),
-    "other/norms": swept(0, "norms", "--data.digits={digits} --data.pacs={pacs}"),
-    "other/glands": swept(0, "segmentation"),
-    "other/vessels": swept(0, "vessels", "--data {vessels}"),
+    "fedcd/signs": swept(42, "signs"),
+    "other/scanners": all_methods("scanners"),
+    "other/beach": all_methods("beach"),
+    "other/digits": all_methods("digits", "--path {digits} --target mnist_m"),
+    "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
+    "other/norms": swept(36, "norms", "--data.digits={digits} --data.pacs={pacs}"),
+    "other/glands": swept(9, "segmentation"),
+    "other/vessels": swept(48, "vessels", "--data {vessels}"),
     "other/attacks": Table(
-        0, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
+        189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
     ),
 }
 
@@ -124,20 +124,23 @@ def main(arguments: Iterable[str] | None = None) -> int:
     found = {name: options.data.absolute() / part for name, part in DATA.items()}
     places = {name: str(path) for name, path in found.items() if path.exists()}
     places["workdir"] = str(options.workdir.absolute())
-    states = {}
-    for name, table in TABLES.items():
-        if not any(fnmatch(name, glob) for glob in options.only.split(",")):
-            continue
-        path = options.workdir / "tables" / f"{name.replace('/', '-')}.txt"
-        text = " ".join(table.commands)
-        lacking = [part for part in DATA if f"{{{part}}}" in text and part not in places]
-        waits = f"waits for DATA/{DATA[lacking[0]]}" if lacking else f"{table.minutes} minutes"
-        states[name] = "made before" if path.exists() else waits
-        print(f"{name:16} {states[name]}", flush=True)
-        if not (path.exists() or lacking or options.dry_run):
-            start = time.monotonic()
-            states[name] = "made" if make(table, places, path) else "failed"
-            print(f"{name:16} {states[name]}, {(time.monotonic() - start) / 60:.0f} minutes")
+    states, files = {}, {}
+    for name in TABLES:
+        if any(fnmatch(name, glob) for glob in options.only.split(",")):
+            files[name] = options.workdir / "tables" / f"{name.replace('/', '-')}.txt"
+            text = " ".join(TABLES[name].commands)
+            lacking = [part for part in DATA if f"{{{part}}}" in text and part not in places]
+            waits = f"waits for DATA/{DATA[lacking[0]]}" if lacking else ""
+            states[name] = "made before" if files[name].exists() else waits
+            print(f"{name:16} {states[name] or f'{TABLES[name].runs} runs'}")
+    left = [name for name, state in states.items() if not state]
+    print(f"{sum(TABLES[name].runs for name in left)} runs are to be made", flush=True)
+    for name in [] if options.dry_run else left:
+        start = time.monotonic()
+        states[name] = "made" if make(TABLES[name], places, files[name]) else "failed"
+        print(
+            f"{name:16} {states[name]}, {(time.monotonic() - start) / 60:.0f} minutes", flush=True
+        )
     failed, waiting = ([s for s in states.values() if s.startswith(k)] for k in ("failed", "waits"))
     return 1 if failed else 3 if waiting else 0
 
