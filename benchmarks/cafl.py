@@ -1,15 +1,16 @@
 """Compares readings of FedIG's CAFL (Eq. 4), from random weights and from trained ones.
 
-    python benchmarks/cafl.py --path PACS [--model ResNet18:width=16] [--warm 10]
+    python benchmarks/cafl.py --path PACS [--seeds 3] [--model ResNet18:width=16] [--warm 10]
     python benchmarks/cafl.py --path PACS --model ResNet50:keras=True --pretrained WEIGHTS
 
 FedIG with lambda_1 = 0.1 and lambda_2 = 4 on PACS, one domain left out, SGD with learning rate 0.01
 and momentum 0.5 as in the paper. The readings define the distance of a sample's two passes
 differently: the sum or the mean of the squared differences of its features; the sum for features
 scaled to length one; the sum or the mean over the maps before pooling. `--warm` first trains so
-many rounds without CAFL, from which all readings continue. A row ends at an update that is not
-finite. "features" is the standard deviation of the clients' features over images, averaged over
-features.
+many rounds without CAFL, from which all readings continue. A row is one seed of a reading, which
+determines the weights, batches and draws, and ends at an update that is not finite. "features" is
+the standard deviation of the clients' features over images, averaged over features. After the seeds
+of a reading: mean and standard deviation.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import Experiment, build
 
 CONFIG = Path(__file__).parents[1] / "configs/pacs.py"
-KEY = jax.random.key(0)
 Round = Callable[..., tuple[FederatedState, dict[str, jax.Array]]]
+Start = Callable[[jax.Array], FederatedState]
 
 
 class Unpooled(ResNet):
@@ -76,25 +77,38 @@ def main() -> None:
     for name, default in {"size": 64, "batch": 32, "steps": 20, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
     add("--warm", type=int, default=0, help="rounds without CAFL first")
+    add("--seeds", type=int, default=3)
     add("--only", default=",".join(READINGS), help="readings, comma-separated")
     options = parser.parse_args()
     changes = [("data.path", options.path), ("data.image_size", str(options.size))]
     changes += [("model", options.model), ("target", options.target), ("data.validation", "0.1")]
     experiment = build(read(str(CONFIG), changes))
-    draw = partial(sample, experiment, options.steps, options.batch)
-    step, state = compiled(experiment, draw(0), options.pretrained)
-    state, losses = train(step, state, draw, options.warm, "none")
-    score = scorer(experiment)
-    start = "trained" if losses else options.pretrained or "random"
-    print(json.dumps({"start": start, "loss": losses}), flush=True)
+    drawing = partial(sample, experiment, options.steps, options.batch)
+    step, start = programs(experiment, drawing(0, 0), options.pretrained)
+    score, starts = scorer(experiment), []  # of each seed: how it draws batches, its state, its key
+    for seed in range(options.seeds):
+        draw, key = partial(drawing, seed), jax.random.key(seed)
+        state, losses = train(step, start(key), draw, options.warm, "none", key)
+        print(json.dumps({"seed": seed, "warm": losses}), flush=True)
+        starts.append((draw, state, key))
     for reading in options.only.split(","):
-        trained, losses = train(step, state, draw, options.rounds, reading)
-        print(json.dumps({"reading": reading, "loss": losses, **score(trained)}), flush=True)
+        rows = []
+        for seed, (draw, state, key) in enumerate(starts):
+            trained, losses = train(step, state, draw, options.rounds, reading, key)
+            rows.append(score(trained) | {"first loss": losses[0], "last loss": losses[-1]})
+            named = {"reading": reading, "seed": seed, "losses": losses}
+            print(json.dumps(named | rows[-1]), flush=True)
+        table = np.array([[*row.values()] for row in rows])
+        cells = zip(rows[0], table.mean(0).round(2), table.std(0, ddof=1).round(2), strict=True)
+        shown = {name: [float(mean), float(deviation)] for name, mean, deviation in cells}
+        print(json.dumps({"reading": reading, **shown}), flush=True)
 
 
-def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[str, Any]:
+def sample(
+    experiment: Experiment, steps: int, batch: int, seed: int, number: int
+) -> dict[str, Any]:
     """Returns the batches of one round, the same for every reading."""
-    random = np.random.default_rng(number)
+    random = np.random.default_rng((seed, number))
     splits = [domain.train for domain in experiment.internal.domains]
     chosen = [random.integers(len(split.labels), size=(steps, batch)) for split in splits]
     images, labels = (
@@ -104,10 +118,8 @@ def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[
     return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
 
 
-def compiled(
-    experiment: Experiment, batches: dict[str, Any], weights: str
-) -> tuple[Round, FederatedState]:
-    """Returns one program for a round with any reading, and the state before the first round."""
+def programs(experiment: Experiment, batches: dict[str, Any], weights: str) -> tuple[Round, Start]:
+    """Returns one program for a round with any reading, and `start(key)`, the state before it."""
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
     def method(chosen: jax.Array) -> Any:
@@ -119,24 +131,28 @@ def compiled(
 
     @jax.jit
     def step(
-        state: FederatedState, batches: dict[str, jax.Array], chosen: jax.Array
+        state: FederatedState, batches: dict[str, jax.Array], chosen: jax.Array, key: jax.Array
     ) -> tuple[FederatedState, dict[str, jax.Array]]:
-        return method(chosen).round(state, batches, KEY)
+        return method(chosen).round(state, batches, key)
 
     image = experiment.prepare(jnp.asarray(batches["image"][0, 0, :2]), jnp.float32)
-    variables = jax.jit(model.init)(KEY, image)
-    if weights:
-        variables, _ = pretrained.load_pretrained(weights, experiment.model, variables)
-    return step, method(jnp.int32(0)).init(KEY, variables, len(batches["image"]))
+
+    def start(key: jax.Array) -> FederatedState:
+        variables = jax.jit(model.init)(key, image)
+        if weights:
+            variables, _ = pretrained.load_pretrained(weights, experiment.model, variables)
+        return method(jnp.int32(0)).init(key, variables, len(batches["image"]))
+
+    return step, start
 
 
 def train(
-    step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str
+    step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str, key: jax.Array
 ) -> tuple[FederatedState, list[float]]:
     """Returns the state after `rounds`, or after an update that is not finite, and mean losses."""
     losses = []
     for number in range(int(state.round), int(state.round) + rounds):
-        state, metrics = step(state, draw(number), list(READINGS).index(reading))
+        state, metrics = step(state, draw(number), list(READINGS).index(reading), key)
         losses.append(round(float(metrics["loss"].mean()), 3))
         if not metrics["finite"].all():
             break

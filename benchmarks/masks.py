@@ -1,12 +1,13 @@
 """Measures what shrinks FedCD's masks: the optimizer, its decay, bounds, or the masked layer.
 
-    python benchmarks/masks.py [--model SmallCNN] [--rounds 60] [--only bounds,adam] \
+    python benchmarks/masks.py [--seeds 3] [--model SmallCNN] [--rounds 60] [--only bounds,adam] \
         [--config.data.fraction=1 ...]
 
 It runs FedCD's SCI (by size, lambda = 0.7) on the embedded scanners, one left out, with batches of
 16, SGD with learning rate 0.05 and momentum 0.9, and batch norm kept at the clients. A row has the
 masks' mean L1 norm divided by the number of masked features (1 at the start), after some rounds and
-at the last; the share of entries below 1; and the accuracies at the last round.
+at the last; the share of entries below 1; and the accuracies at the last round: mean and standard
+deviation over seeds.
 """
 
 import argparse
@@ -45,6 +46,7 @@ READINGS = {  # options of the method
 def main() -> None:
     """Trains with each reading and prints a row for it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", default="SmallCNN")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
@@ -60,12 +62,18 @@ def main() -> None:
             **dict(changes),
         }
         align = _only_alignment if reading == "alignment" else sci.align
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sci, "align", align):
-            row = {"reading": reading, **measure(list(keys.items()), Path(folder))}
-        print(json.dumps(row), flush=True)
+        rows = []
+        for seed in range(options.seeds):
+            seeded = [*keys.items(), ("seed", str(seed))]
+            with tempfile.TemporaryDirectory() as folder, mock.patch.object(sci, "align", align):
+                rows.append(measure(seeded, Path(folder)))
+        table = np.array([[*row.values()] for row in rows])
+        cells = zip(rows[0], table.mean(0).round(3), table.std(0, ddof=1).round(3), strict=True)
+        shown = {name: [float(mean), float(deviation)] for name, mean, deviation in cells}
+        print(json.dumps({"reading": reading, **shown}), flush=True)
 
 
-def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
+def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, float]:
     """Returns a run's masks and accuracies."""
     summary = run(read("quickstart", changes), folder / "run", say=lambda text: None)
     masks = []  # of each round, all in one row a client, f[K, C]
@@ -75,11 +83,10 @@ def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
             masks.append(np.concatenate([arrays[name] for name in names], axis=1))
     shown = sorted({0, len(masks) // 4, len(masks) // 2, len(masks) - 1})
     last = read_json(folder / "run" / "summary.json")["last_round"]
-    return {
-        "l1": {place + 1: round(float(np.abs(masks[place]).mean()), 3) for place in shown},
-        "below_1": round(float((masks[-1] < 1).mean()), 2),
-        "clients": round(last["internal"]["mean"], 1),
-        "unseen": round(next(iter(summary["last_round"]["unseen"].values()))["batch"], 1),
+    return {f"l1, round {place + 1}": np.abs(masks[place]).mean() for place in shown} | {
+        "below_1": (masks[-1] < 1).mean(),
+        "clients": last["internal"]["mean"],
+        "unseen": next(iter(summary["last_round"]["unseen"].values()))["batch"],
     }
 
 

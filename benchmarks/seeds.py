@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from configs.quickstart import get_config
 from fedjax_bn.run import train
 from fedjax_bn.run.train import runs
-from fedjax_bn.training.score_tables import columns, grid, heading
+from fedjax_bn.training.score_tables import comparison
 
 
 def main() -> None:
@@ -26,22 +26,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"))
     options = parser.parse_args()
-    rows: dict[str, list[dict[tuple[str, str], float]]] = {}
+    rows: dict[str, list[dict]] = {}
     for seed in range(options.seeds):
         for config, folder in runs(get_config(f"seed={seed}"), options.workdir / str(seed)):
             summary = train.run(config, folder, say=lambda text: None)
-            rows.setdefault(config.method, []).append(columns(summary))
-    heads = list(next(iter(rows.values()))[0])
-    table = [["accuracy %, mean (std)", *map(heading, heads)]]
-    for method, seeds in rows.items():
-        values = np.array([[row[head] for head in heads] for row in seeds])
-        pairs = zip(values.mean(0), values.std(0, ddof=1), strict=True)
-        table.append([method, *(f"{mean:.1f} ({std:.1f})" for mean, std in pairs)])
-    print(grid(table))
-    first, *others = rows
+            rows.setdefault(config.method, []).append(summary)
+    print(comparison([*rows.values()]))
+    means = {m: [s["accuracy"]["internal"]["mean"] for s in seeds] for m, seeds in rows.items()}
+    first, *others = means
     for other in others:
-        pairs = zip(rows[first], rows[other], strict=True)
-        gaps = [a["mean", ""] - b["mean", ""] for a, b in pairs]
+        gaps = np.subtract(means[first], means[other])
         print(
             f"clients' mean, {first} - {other}: {np.mean(gaps):.1f} ({np.std(gaps, ddof=1):.1f}); "
             f"by seed {', '.join(f'{gap:.1f}' for gap in gaps)}"

@@ -16,6 +16,9 @@ TsmoBN's Table E.7 (200 rounds, 3 runs; clients cut to the smallest), accuracy i
     FedAdam   68.71      89.46    58.41      87.20
     FedBN     59.36      89.98    58.14      78.06
 
+Clients of one size make equally many steps, with which FedNova is FedAvg: a run of either gives the
+same numbers up to rounding, unlike the paper's.
+
     methods                       --config.method=fedavg    (fedprox, fednova, fedadam)
     clients uncut (Table E.4)     --config.data.truncate=False
 

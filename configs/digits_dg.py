@@ -20,6 +20,9 @@ Table E.5 (100 rounds), accuracy on the unseen client in percent; "running" stat
     FedBN             98.35  69.06    71.81  88.53
     FedBN   + TsmoBN  99.98  71.32    76.85  89.99    (99.98 is likely a misprint)
 
+All clients make equally many steps, with which FedNova is FedAvg: a run of either gives the same
+numbers up to rounding, unlike the paper's.
+
     --config.method=fedprox    (fednova, fedadam, fedbn)
     samples (Fig. E.1): launch/pictures.py
 

@@ -37,6 +37,15 @@ FedIG's Table 5 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client 
     BIN (Table 3c)                    --config.method=fedig:gates=True
                                       --config.adaptations=learned_alpha
     30 clients (A.6)                  configs/pacs_30_clients.py
+    centralized (Eq. 1)               --config.method=fedavgm:eta=3:beta=0.5
+                                      --config.share=all_but_batch_norm --config.weigh=uniform
+                                      --config.local_steps=1 --config.local_selection=0
+                                      --config.rounds=8000 --config.eval_every=200
+                                      --config.checkpoint_every=200 --config.adaptations=running
+
+Eq. 1 is one model with a batch norm for each domain, trained on the sum of the domains' losses. A
+round of one step is a step of SGD on it, because eta=3, the number of clients, turns their mean
+into the sum; beta is its momentum, which the batch norms themselves lack.
 
 The method is FedIG-A; with the adaptation `running` instead of its adapter it is FedIG. A finished
 run's alphas (Fig. 4a and 7), t-SNE (Fig. 4b) and personalized accuracies (Table 12):
@@ -74,7 +83,8 @@ Small, on a CPU, from random weights:
     --config.optimizer.momentum=0.9 --config.data.validation=0.1 --config.validate_with=own
     --config.baselines=fedavg
 It takes some minutes; docs/results/other.md has ImageNet's weights and all methods. FedCD in its
-own protocol is :protocol=fedcd with the same keys, local_epochs=1 and no baselines.
+own protocol is :protocol=fedcd with the same keys but local_steps=0, so that a round is an epoch,
+local_epochs=1 and no baselines. With local_steps=20 its rounds would be as short as FedIG's.
 """
 
 import re

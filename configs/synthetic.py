@@ -27,5 +27,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.eval_every = 50
     config.checkpoint_every = 100
     config.data.name = "synthetic"
+    config.data.validation = 0.0  # all samples of a client train, and the last round is reported
     config.data.split = "official"
     return override(config, changes)

@@ -24,8 +24,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_order.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. The unseen scanner has 40.1 to 43.5 % over the ten orders,
-where running statistics have 17.4 (chance 10).
+It takes some seconds. Over the seeds 0, 1 and 2 of that run the unseen scanner has means of 41.6 to
+43.8 % over the ten orders, where running statistics have 12.8 (2.9) (chance 10).
 """
 
 from ml_collections import ConfigDict

@@ -9,7 +9,8 @@
     print(result)
 
 It runs the loop of the command line (`training.loop`) and returns the same numbers for the same
-data. A second call with the same method, and data of the same shapes, compiles nothing.
+data. A second call with the same method, and data of the same shapes, compiles nothing. So do the
+second and third seed of `seeds=3`, which prints means and standard deviations.
 """
 
 import os
@@ -25,7 +26,7 @@ from jax.sharding import Mesh
 
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments import ranges
-from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
+from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, Steps, bounded
 from fedjax_bn.data.division.clients import duplicate_notes, make_clients
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.labels import VOLUME, as_labels, has_masks, join
@@ -73,6 +74,7 @@ def simulate(
     eval_every: Rounds = 5,
     patience: RoundsOr0 = 0,
     seed: Seed = 0,
+    seeds: Steps = 1,
     variables: Variables | None = None,
     callbacks: Sequence[Any] = (),
     profile: tuple[int, str | os.PathLike[str]] | None = None,
@@ -99,6 +101,8 @@ def simulate(
       eval_every: rounds between evaluations; the last round is always evaluated.
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
+      seeds: how many seeds train in turn, seed, seed + 1 and so on; see `Result` for several. Each
+        divides what is not given in parts anew, and calls the callbacks.
       variables: the model's first variables, for example pretrained; random by default.
       callbacks: are called after each round, with its state and its record, to which they may add
         entries, such as a metric of your own: see `training.loop.train`.
@@ -111,6 +115,15 @@ def simulate(
       fedjax_bn.arguments.errors.NotFiniteError: an update is not finite.
       fedjax_bn.arguments.errors.WorkdirError: the profile cannot be written.
     """
+    if seeds > 1:
+        options: dict[str, Any] = {
+            **{"clients": clients, "unseen": unseen, "adaptations": adaptations},
+            **{"rounds": rounds, "batch_size": batch_size, "eval_every": eval_every},
+            **{"patience": patience, "variables": variables, "callbacks": callbacks},
+            **{"profile": profile, "show_progress": show_progress},
+        }
+        results = [simulate(method, seed=seed + i, **options) for i in range(seeds)]
+        return results[0]._replace(seeds=tuple(results))
     profiling = Profile(*profile or (0, ""))
     if method.learned is None:
         raise ValueError("simulate needs a method with its model, made by fedjax_bn.methods")
@@ -164,7 +177,8 @@ def simulate(
         selection,
     ]
     if show_progress:
-        calls.append(Progress("round", rounds, 0, samples_a_round(experiment), task.score.name))
+        title, samples = f"seed {seed}", samples_a_round(experiment)
+        calls.append(Progress(title, rounds, 0, samples, task.score.name))
     round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=rounds, records=records, callbacks=calls)
     summary = summarize(experiment, records, 0.0)

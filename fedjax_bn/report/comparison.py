@@ -31,7 +31,7 @@ _IN_LATEX = {
 }
 _WHOSE = {"internal": "internal clients, each with its own model", "unseen": "unseen domains"}
 _FIELDS = (
-    *("dataset", "table", "variant", "adaptation", "column", "score", "low", "high"),
+    *("dataset", "table", "variant", "adaptation", "column", "score", "low", "high", "deviation"),
     *("tested_on", "seeds", "samples"),
     *("baseline", "difference", "difference_low", "difference_high", "common"),
     *("published", "published_std", "published_in"),
@@ -62,8 +62,9 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
             size = " and ".join(dict.fromkeys(size for row in table.rows for size in row.sizes))
             caption = (
                 f"{table.part.capitalize()} {table.score} in percent{size and f' at {size}'}, "
-                f"{_WHOSE[table.name]}; best bold; 95 % intervals in brackets; differences are to "
-                f"{table.baseline}, over the clients that both have."
+                f"{_WHOSE[table.name]}, mean (standard deviation over seeds); best bold; 95 % "
+                f"intervals in brackets; differences are to {table.baseline}, over the clients "
+                "that both have."
             )
             heads, *rows = _as_texts(table, _in_markdown, "**{}**", " [{}]")
             lines = [f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows)]
@@ -106,7 +107,8 @@ def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     for dataset, table, row in ((*pair, row) for pair in pairs for row in pair[1].rows):
         for column, cell in row.cells.items():
             names = (dataset, table.name, row.variant, row.adaptation, column)
-            line = [*map(texts.cell, names), *_digits(cell.value), row.part, cell.seeds]
+            numbers = _digits([*cell.value, cell.deviation])
+            line = [*map(texts.cell, names), *numbers, row.part, cell.seeds]
             line += [cell.samples or "", texts.cell(table.baseline)]
             line += [*_digits(cell.versus or Interval(np.nan)), cell.common or ""]
             # `csv` writes None as an empty field.
@@ -115,9 +117,9 @@ def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     return file.getvalue()
 
 
-def _digits(interval: Interval) -> list[str]:
-    """Returns the mean and the limits with all digits; "" for NaN."""
-    return ["" if np.isnan(x) else repr(float(x)) for x in interval]
+def _digits(numbers: Sequence[float]) -> list[str]:
+    """Returns numbers with all digits; "" for NaN."""
+    return ["" if np.isnan(x) else repr(float(x)) for x in numbers]
 
 
 def _limits(interval: Interval, form: str) -> list[str]:
@@ -144,7 +146,8 @@ def _cells(table: Table) -> list[list[TableCell]]:
         for column, scored in row.cells.items():
             papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
             notes, best = [*_limits(scored.value, ".1f"), *papers], winners.get(column) == row.label
-            scores[column] = TableCell(f"{scored.value.mean:.1f}", notes, best=best)
+            spread = "" if np.isnan(scored.deviation) else f" ({scored.deviation:.1f})"
+            scores[column] = TableCell(f"{scored.value.mean:.1f}{spread}", notes, best=best)
         main, *clients = scores.values()
         cell = row.cells.get(table.columns[0])
         seeds, samples = (cell.seeds, cell.samples and f"{cell.samples:,}") if cell else ("-", "-")

@@ -1,9 +1,9 @@
 """Computes tables of scores with intervals from runs, and their differences to a baseline.
 
-A score is a mean over seeds. Its 95 % interval is over seeds (Student's t) if there are several,
-else over the tested samples of the one seed. So is that of the difference to the baseline, which is
-paired by seed, because runs of one seed share data and initial weights, and is over the clients
-that both rows have in all seeds.
+A score is a mean over seeds, with the standard deviation of several. Its 95 % interval is over
+seeds (Student's t) if there are several, else over the tested samples of the one seed. So is that
+of the difference to the baseline, which is paired by seed, because runs of one seed share data and
+initial weights, and is over the clients that both rows have in all seeds.
 
 A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
 Stat. Assoc. 22, 1927). The method of Zou and Donner ("MOVER", Stat. Med. 27, 2008) combines them:
@@ -159,6 +159,7 @@ class Cell(NamedTuple):
     versus: Interval | None  # the difference to the baseline, over the clients that both have
     clients: frozenset[tuple[str, str]] = frozenset()  # or domains, whose mean the score is
     common: int = 0  # in how many of them the baseline has a score too
+    deviation: float = math.nan  # the standard deviation over seeds (N - 1); NaN for one seed
 
 
 class Row(NamedTuple):
@@ -325,7 +326,8 @@ def _table(
 
 def _cell(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Cell:
     score = next(iter(seeds.values()))
-    value = over_seeds([score.value for score in seeds.values()])
+    values = [score.value for score in seeds.values()]
+    value, deviation = over_seeds(values), np.std(values, ddof=1) if len(values) > 1 else math.nan
     # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and score.parts:
@@ -333,7 +335,7 @@ def _cell(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Cell:
     versus, common = _difference(seeds, baseline, proportions)
     samples = sum(count for _, count in score.parts)
     clients = frozenset(name for score in seeds.values() for name in score.shares)
-    return Cell(value, len(seeds), samples, versus, clients, common)
+    return Cell(value, len(seeds), samples, versus, clients, common, deviation)
 
 
 def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Interval | None, int]:

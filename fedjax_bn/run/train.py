@@ -57,7 +57,7 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
     say: Callable[[str], None] = print if first() else lambda text: None
     if config.target != "each":
         summaries = _train_one(config, folder, write_report)
-        say(f"\n{score_tables.comparison(summaries)}")
+        say(f"\n{score_tables.comparison([[row] for row in summaries])}")
         say(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}

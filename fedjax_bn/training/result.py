@@ -1,6 +1,8 @@
 """What training returns in Python: the method, its state, its scores, and how it predicts."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,21 +17,39 @@ from fedjax_bn.training.records import Record, have_trained
 
 
 class Result(NamedTuple):
-    """A trained federation. `print(result)` shows its table of accuracies."""
+    """A trained federation. `print(result)` shows its table of accuracies.
+
+    Of several seeds the table has mean (standard deviation), `accuracy` the mean, and all else is
+    the first seed's.
+    """
 
     method: FederatedMethod  # the method that was trained
     state: FederatedState | PopulationState  # after the selected round
     clients: tuple[str, ...]  # the clients' names, in the order of the state's rows
     summary: Record  # the record that the command line writes as `summary.json`
     history: list[Record]  # one record a round, as in `metrics.jsonl`: losses, weights, accuracies
+    seeds: tuple["Result", ...] = ()  # the results of all seeds, if there are several
 
     @property
     def accuracy(self) -> Record:
-        """Test accuracies of the selected round in percent; for masks, mean Dice.
+        """Test accuracies of the selected round in percent, the mean over seeds; for masks Dice.
 
         {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
         """
-        return self.summary["accuracy"]
+        return self._over_seeds(np.mean) if self.seeds else self.summary["accuracy"]
+
+    @property
+    def deviation(self) -> Record:
+        """The standard deviation over seeds (N - 1) of each `accuracy`; NaN for one seed."""
+        return self._over_seeds(partial(np.std, ddof=1))
+
+    def _over_seeds(self, measure: Callable[[np.ndarray], np.floating]) -> Record:
+        def measured(*values: Any) -> Any:
+            if isinstance(values[0], dict):
+                return {key: measured(*(value[key] for value in values)) for key in values[0]}
+            return float(measure(np.array(values, float)))  # None, of no finite score, is NaN
+
+        return measured(*(result.summary["accuracy"] for result in self.seeds or (self,)))
 
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
@@ -66,4 +86,5 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""
-        return score_tables.comparison([{"method": "simulated"} | self.summary])
+        summaries = [result.summary for result in self.seeds or (self,)]
+        return score_tables.comparison([[{"method": "simulated"} | row for row in summaries]])

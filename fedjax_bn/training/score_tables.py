@@ -1,6 +1,8 @@
 """Prints tables of accuracies as plain text."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
@@ -10,13 +12,15 @@ _MEAN = ("mean", "")
 OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that are not percentages
 
 
-def comparison(summaries: list[dict[str, Any]]) -> str:
-    """Returns accuracy in percent by client as text, one row for each run."""
-    rows = [columns(summary) for summary in summaries]
+def comparison(rows: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Returns accuracy in percent by client as text, from the summaries of each row's seeds."""
+    scores = [[columns(summary) for summary in seeds] for seeds in rows]
+    heads = [*scores[0][0]]
     cells = [
-        [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
-        for summary, row in zip(summaries, rows, strict=True)
+        [seeds[0]["method"], *(mean_and_deviation([x.get(head) for x in row]) for head in heads)]
+        for seeds, row in zip(rows, scores, strict=True)
     ]
+    summaries = [summary for seeds in rows for summary in seeds]
     percent = f"{summaries[0].get('score', 'accuracy')} %"
     inside, outside = (
         part_of_all(part_tested(summary, whom) for summary in summaries)
@@ -25,7 +29,17 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
     if inside != "test":
         of_all = inside == outside or not summaries[0]["accuracy"]["unseen"]
         percent = f"{inside} {percent}" if of_all else f"{percent} (clients: {inside})"
-    return grid([[percent, *map(heading, rows[0])], *cells])
+    if (count := len(rows[0])) > 1:
+        percent += f", mean (deviation) of {count} seeds"
+    return grid([[percent, *map(heading, heads)], *cells])
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """Returns the mean with the standard deviation, if any, in brackets; "-" if one is unknown."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < len(values):
+        return "-"
+    return f"{fmean(known):.1f}" + (f" ({stdev(known):.1f})" if len(known) > 1 else "")
 
 
 def part_tested(summary: dict[str, Any], whom: str = "internal") -> str:

@@ -37,10 +37,11 @@ from compared import Measured, measure, read_summary, table
 from domains import target_in
 from entries import Entry, chosen_rows
 from plan import Run, configuration, text
-from report import selected_validation
+from report import equals_fedavg, selected_validation
 from sweep import train_command
 
 from fedjax_bn.arguments.errors import InterruptedRun, NotFiniteError, UserError
+from fedjax_bn.report.runs import EQUALS_FEDAVG
 from fedjax_bn.run.experiment.datasets import configured_clients, domain_names, read_data
 from fedjax_bn.training.workdir import write_atomically
 
@@ -203,14 +204,14 @@ def _failure(options: argparse.Namespace, run: Run) -> Path:
 def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry]) -> str:
     """Returns the report of a data set from finished runs."""
     measured: dict[str, Measured] = {}
-    failed: dict[str, str] = {}
+    notes: dict[str, str] = {}  # on rows that failed, and on FedNova where it is FedAvg
     for label, entry in rows.items():
         of = partial(runs_of, options, bench, entry)
         rate = best_rate(options, bench, entry)
         if rate is None:
             why = [_failure(options, run) for one in options.rates for run in of(one, 0)]
             words = [path.read_text().strip() for path in why if path.exists()]
-            failed[label] = words[0] if words else "not run"
+            notes[label] = words[0] if words else "not run"
             continue
         found = {
             seed: [read_summary(options.workdir / run.name) for run in of(rate, seed)]
@@ -218,7 +219,9 @@ def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry])
         }
         whole = {seed: known for seed, known in found.items() if None not in known}
         measured[label] = measure(entry, rate, whole)
-    return table(measured, failed)
+        if all(equals_fedavg(options.workdir / r.name) for seed in whole for r in of(rate, seed)):
+            notes[label] = EQUALS_FEDAVG
+    return table(measured, notes)
 
 
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:

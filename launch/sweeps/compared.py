@@ -62,7 +62,7 @@ def _over(values: Mapping[int, float]) -> Interval:
     return over_seeds([*values.values()]) if values else Interval(float("nan"))
 
 
-def table(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> str:
+def table(measured: Mapping[str, Measured], notes: Mapping[str, str]) -> str:
     """Returns a table in Markdown, best unseen accuracy first, and below it what does not help."""
     heads = ("", "rate", "seeds", "internal", "unseen", "against FedAvg", "unseen, TsmoBN",
              "seconds a round", "kB down, up")  # fmt: skip
@@ -77,8 +77,8 @@ def table(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> str:
         start = (label, f"{row.rate:g}", str(len(row.unseen)), *percents[:2], against)
         lines.append((*start, percents[2], f"{row.seconds:.2f}", sent))
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    missing = [f"{label}: {why}" for label, why in failed.items()]
-    return "\n\n".join([text, *verdicts(measured), *missing])
+    ends = [f"{label}: {note}" for label, note in notes.items()]
+    return "\n\n".join([text, *verdicts(measured), *ends])
 
 
 def verdicts(measured: Mapping[str, Measured]) -> Iterable[str]:

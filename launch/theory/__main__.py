@@ -1,6 +1,6 @@
 """Computes the theory of client-specific batch norm (FedBN, section 4; UniFed, section 3.3).
 
-    python launch/theory --workdir DIR [--width 2000] [--steps 2000] [--seed 0]
+    python launch/theory --workdir DIR [--width 2000] [--steps 2000] [--seeds 3]
 
 FedBN, on random points and on the embedded digits of five scanners: computes the Gram matrices of
 averaged and client-specific batch norm in closed form and by Monte Carlo, with their least
@@ -12,7 +12,8 @@ others' linear classifiers and normalizes by their mean statistics or its own. T
 Gaussian and differ only in mean and scale, as the paper assumes, or are scanners (odd digits
 against even ones). bounds.py states what is estimated, and from which side.
 
-Writes figures and theory.json into DIR in about half a minute.
+Writes the first seed's figures and theory.json, mean and deviation over seeds, into DIR in about
+half a minute a seed.
 """
 
 import argparse
@@ -134,34 +135,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--width", type=int, default=2000, help="neurons of the two-layer network")
     parser.add_argument("--steps", type=int, default=2000, help="of gradient descent")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(arguments)
     with enable_x64(True):
-        key = jax.random.key(options.seed)
-        datasets = {"random points": gaussian_clients(options.seed), "digits": scanner_clients()}
-        courses = {
-            name: race(key, data, options.width, options.steps) for name, data in datasets.items()
-        }
-        found = {name: numbers(key, data, courses[name]) for name, data in datasets.items()}
-        shifted = shifted_points(options.seed, CLIENTS, EACH, DIMENSION)
-        found["bounds, Gaussian clients"] = bound_numbers(*shifted)
-        scanned = scanner_points(CLIENTS, EACH, DIMENSION)
-        found["bounds, an unseen scanner"] = bound_numbers(*scanned)
-        digits = datasets["digits"]
-        whole = gram(digits.points)
-        toy = toy_regression(seed=options.seed)
-        figures = {
-            "gram": draw.gram_matrices(key, digits.points, digits.client, SAMPLES),
-            "spectra": draw.spectra({"G": whole, "G*": same_client(whole, digits.client)}),
-            "rates": draw.courses(courses),
-            "fig1": draw.toy_errors(toy),
-            "fig2": draw.toy_surfaces(toy),
-        }
-    for name, image in figures.items():
-        write_atomically(options.workdir / f"{name}.png", image)
-    write_atomically(options.workdir / "theory.json", json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+        results = [measured(seed, options.width, options.steps) for seed in range(options.seeds)]
+        for name, image in drawn(*results[0][1:]).items():
+            write_atomically(options.workdir / f"{name}.png", image)
+    text = json.dumps(over_seeds([tables for tables, *_ in results]), indent=2)
+    write_atomically(options.workdir / "theory.json", f"{text}\n")
+    print(text)
     return 0
+
+
+def measured(seed: int, width: int, steps: int) -> tuple[dict, dict[str, Data], dict]:
+    """Returns a seed's numbers, its data sets and the courses of training on them."""
+    key = jax.random.key(seed)
+    datasets = {"random points": gaussian_clients(seed), "digits": scanner_clients(seed)}
+    courses = {name: race(key, data, width, steps) for name, data in datasets.items()}
+    tables = {name: numbers(key, data, courses[name]) for name, data in datasets.items()}
+    sizes = seed, CLIENTS, EACH, DIMENSION
+    tables["bounds, Gaussian clients"] = bound_numbers(*shifted_points(*sizes))
+    tables["bounds, an unseen scanner"] = bound_numbers(*scanner_points(*sizes))
+    return tables, datasets, courses
+
+
+def drawn(datasets: dict[str, Data], courses: dict) -> dict[str, bytes]:
+    """Returns the figures of seed 0 as PNG by name."""
+    digits, key, toy = datasets["digits"], jax.random.key(0), toy_regression(seed=0)
+    whole = gram(digits.points)
+    return {
+        "gram": draw.gram_matrices(key, digits.points, digits.client, SAMPLES),
+        "spectra": draw.spectra({"G": whole, "G*": same_client(whole, digits.client)}),
+        "rates": draw.courses(courses),
+        "fig1": draw.toy_errors(toy),
+        "fig2": draw.toy_surfaces(toy),
+    }
+
+
+def over_seeds(results: list[dict]) -> dict:
+    """Returns the numbers of all seeds as [mean, standard deviation]; of one seed [number]."""
+    if not isinstance(results[0], dict):
+        return [np.mean(results), np.std(results, ddof=1)] if len(results) > 1 else results
+    return {key: over_seeds([result[key] for result in results]) for key in results[0]}
 
 
 if __name__ == "__main__":

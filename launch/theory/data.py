@@ -38,7 +38,7 @@ def shifted_points(
 
 
 def scanner_points(
-    clients: int = 5, each: int = 20, dimension: int = 10
+    seed: int = 0, clients: int = 5, each: int = 20, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns digits from up to 6 scanners, projected to the first d principal axes of all.
 
@@ -46,7 +46,8 @@ def scanner_points(
       Points f[N * each, d], divided by their standard deviation, and labels i[N * each], 1 for odd
       digits, 0 for even ones.
     """
-    splits = [domain.train for domain in scanners.load_scanners().domains[:clients] if domain.train]
+    domains = scanners.load_scanners(seed).domains[:clients]
+    splits = [domain.train for domain in domains if domain.train]
     images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
     labels = np.concatenate([split.labels[:each] for split in splits])
     flat = images.reshape(len(images), -1) / 255.0
@@ -56,7 +57,7 @@ def scanner_points(
     return points / points.std(), labels % 2
 
 
-def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
+def scanner_clients(seed: int = 0, clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
     """Returns `scanner_points` with targets 1 for even digits and -1 for odd digits."""
-    points, odd = scanner_points(clients, each, dimension)
+    points, odd = scanner_points(seed, clients, each, dimension)
     return data_from(points, np.repeat(np.arange(clients), each), 1.0 - 2 * odd)

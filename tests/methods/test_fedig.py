@@ -14,7 +14,8 @@ import pytest
 import federations as fed
 import norm_nets as nets
 import runs
-from fedjax_bn.methods import fedbn
+from fedjax_bn.aggregation import uniform
+from fedjax_bn.methods import fedavgm, fedbn
 from fedjax_bn.methods.fedig import client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import BatchNorm
@@ -23,6 +24,7 @@ from fedjax_bn.normalization.mixig import choose_mixing
 from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import option_values
+from fedjax_bn.sharing import all_but_batch_norm
 from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()
@@ -233,3 +235,37 @@ def test_the_small_recipe_of_the_pacs_config_learns_from_scratch(shared, tmp_pat
         accuracy = train.run(one, folder, say=lambda text: None)["accuracy"]
         assert accuracy["internal"]["mean"] > 32, one.method
         assert one.method == "fedavg" or max(accuracy["unseen"]["sketch"].values()) > 22
+
+
+def test_centralized_training_with_a_batch_norm_a_client_is_a_round_of_one_step(x64):
+    """Eq. 1, the sum of the clients' mean losses, by SGD with momentum on the shared leaves."""
+    clients, rate, beta = 3, 0.1, 0.5
+    options = {"eta": float(clients), "beta": beta, "weigh": uniform, "share": all_but_batch_norm}
+    method = fedavgm(fed.OneNorm(), fed.SGD, **options)
+    variables = fed.in_float64(fed.variables_of(fed.OneNorm()))
+    steps = [fed.batches_of((4, 4, 4), steps=1, seed=seed) for seed in range(3)]
+    state = fed.begun(method, KEY, variables, clients)
+
+    def loss(shared, norms, batches):
+        total = 0.0
+        for k in range(clients):
+            (images,), (labels,) = batches["image"][k], batches["label"][k]
+            maps = images @ shared["bn"]["kernel"] + shared["bn"]["bias"]
+            normal = (maps - maps.mean(0)) / jnp.sqrt(maps.var(0) + 1e-5)
+            hidden = nn.relu(normal * norms["scale"][k] + norms["bias"][k])
+            logits = hidden @ shared["c"]["kernel"] + shared["c"]["bias"]
+            total += optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return total
+
+    params = {name: variables["params"][name] for name in ("bn", "c")}
+    norms = jax.tree.map(lambda leaf: jnp.stack([leaf] * clients), variables["params"]["a"])
+    velocity, gradients = jax.tree.map(jnp.zeros_like, params), jax.jit(jax.grad(loss, (0, 1)))
+    for batches in steps:
+        state, _ = method.round(state, batches, KEY)
+        of_shared, of_norms = gradients(params, norms, batches)
+        velocity = jax.tree.map(lambda v, g: beta * v + g, velocity, of_shared)
+        params = jax.tree.map(lambda x, v: x - rate * v, params, velocity)
+        norms = jax.tree.map(lambda x, g: x - rate * g, norms, of_norms)
+    shared = {name: state.shared["params"][name] for name in params}
+    fed.assert_close(shared, params, rtol=1e-9, atol=1e-11)
+    fed.assert_close(state.personal["params"]["a"], norms, rtol=1e-9, atol=1e-11)

@@ -47,10 +47,11 @@ def test_the_first_table_has_means_over_seeds_and_students_interval(report):
     assert table[0] == ["internal", "mean", "vs fedavg", "ant", "bee", "seeds", "n"]
     means = np.mean([FEDBN["ant"], FEDBN["bee"]], axis=0)
     low, high = stats.t.interval(0.95, 2, means.mean(), stats.sem(means))
-    assert table[2][:2] == ["fedbn", f"*{means.mean():.1f} | {low:.1f} to {high:.1f}"]
+    score = f"{means.mean():.1f} ({means.std(ddof=1):.1f})"
+    assert table[2][:2] == ["fedbn", f"*{score} | {low:.1f} to {high:.1f}"]
     assert table[2][-2:] == ["3", "?"]
-    assert table[1][4].startswith("81.0")  # not bold: fedbn has 82.0 on bee
-    assert table[2][4].startswith("*82.0")
+    assert table[1][4].startswith("81.0 (1.0)")  # not bold: fedbn has 82.0 on bee
+    assert table[2][4].startswith("*82.0 (2.0)")
 
 
 def test_the_difference_to_the_baseline_is_paired_by_seed(report):
@@ -72,11 +73,10 @@ def test_markdown_csv_and_latex_have_the_numbers_of_the_page(report):
     np.testing.assert_allclose(float(row["difference"]), GAPS.mean())
     assert (row["baseline"], row["seeds"], row["samples"]) == ("fedavg", "3", "")
     limits = f"{float(row['low']):.1f} to {float(row['high']):.1f}"
-    assert f"| fedbn | **76.5** [{limits}] |" in (place / "page.md").read_text()
-    assert (
-        f"fedbn & \\textbf{{76.5}} {{\\scriptsize [{limits}]}} &"
-        in (place / "page.tex").read_text()
-    )
+    score = f"76.5 ({float(row['deviation']):.1f})"
+    assert f"| fedbn | **{score}** [{limits}] |" in (place / "page.md").read_text()
+    latex = f"fedbn & \\textbf{{{score}}} {{\\scriptsize [{limits}]}} &"
+    assert latex in (place / "page.tex").read_text()
 
 
 def test_a_page_needs_nothing_else(report):

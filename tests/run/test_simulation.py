@@ -13,6 +13,7 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.simulation import simulate
 from fedjax_bn.task import confusion
+from fedjax_bn.training.score_tables import comparison
 
 OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5}
 ADAPTATIONS = ("running", "tsmobn:momentum=0.5")
@@ -105,13 +106,22 @@ def test_what_does_not_suit_is_refused_before_anything_compiles(changes, match):
         simulate(METHOD, **{"clients": arrays()} | OPTIONS | changes)
 
 
-def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
+def test_further_seeds_compile_nothing_and_are_those_of_single_calls(result):
     """Other seeds and samples, of the same number, use the programs of the first call."""
     reversed_arrays = {name: (x[::-1], y[::-1]) for name, (x, y) in arrays().items()}
     with runs.compilations() as compiled:
-        again = simulated(reversed_arrays, seed=6)
+        several = simulated(reversed_arrays, seed=6, seeds=3)
+        last = simulated(reversed_arrays, seed=8)
     assert compiled == []
-    assert again.history != result[1].history
+    assert several.history != result[1].history
+    assert_equal(several.seeds[2].state, last.state)
+    assert_equal(several.state, several.seeds[0].state)
+    values = [seed.accuracy["unseen"]["dog"]["running"] for seed in several.seeds]
+    mean, deviation = np.mean(values), np.std(values, ddof=1)
+    np.testing.assert_allclose(several.accuracy["unseen"]["dog"]["running"], mean)
+    np.testing.assert_allclose(several.deviation["unseen"]["dog"]["running"], deviation)
+    assert f"{mean:.1f} ({deviation:.1f})" in str(several)
+    assert several.deviation["internal"].keys() == {"ant", "bee", "mean"}
 
 
 def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
@@ -136,3 +146,13 @@ def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
     assert_equal(results[0].state, results[1].state)
     assert_close(results[0].state, results[2].state, rtol=1e-4, atol=1e-6)
     assert results[0].accuracy == results[2].accuracy
+
+
+def test_an_adaptation_that_a_baseline_does_not_serve_is_a_dash():
+    scores = {
+        "internal": {"ant": 1.0, "mean": 1.0},
+        "unseen": {"dog": {"running": 5.0, "own": 6.0}},
+    }
+    baseline = {**scores, "unseen": {"dog": {"running": 4.0}}}
+    rows = [[{"method": "a", "accuracy": scores}], [{"method": "b", "accuracy": baseline}]]
+    assert comparison(rows).splitlines()[-1].split() == ["b", "1.0", "1.0", "4.0", "-"]

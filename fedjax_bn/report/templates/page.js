@@ -6,9 +6,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") !== "descending";
       table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      // The cell's text without its notes: "▲ +1.2" and "1,000" are numbers, "-" is missing.
+      // The cell's text without its notes: "▲ +1.2", "84.9 (0.3)" and "1,000" are numbers, "-" is missing.
       const value = row => (row.cells[column].firstChild?.textContent ?? "").trim()
-        .replace(/^[▲▼] /, "").replace(/(?<=\d),(?=\d)/g, "");
+        .replace(/^[▲▼] | \([\d.]+\)$/g, "").replace(/(?<=\d),(?=\d)/g, "");
       const missing = text => ["", "-", "?", "baseline"].includes(text);
       const order = (a, b) => {
         const [x, y] = [value(a), value(b)];

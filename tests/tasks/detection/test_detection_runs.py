@@ -47,7 +47,7 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
     assert summary["score"] == "mAP50"
     assert set(summary["accuracy"]["internal"]) == {"a", "b", "mean"}
     assert all(0 <= x <= 100 for x in summary["accuracy"]["internal"].values())
-    assert tables.comparison([summary]).startswith("mAP50 %")
+    assert tables.comparison([[summary]]).startswith("mAP50 %")
     assert (tmp_path / "plots/boxes.png").stat().st_size > 10_000
     write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()

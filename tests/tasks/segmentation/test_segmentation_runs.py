@@ -30,7 +30,7 @@ def test_a_run_on_masks_has_scores_pictures_and_a_report(monkeypatch, tmp_path):
     keys |= {"eval_batch_size": 4, "adapt_batch_size": 4, "data__image_size": 16}
     summary = runs.run(tmp_path, **keys, data__name="squares", predictions="csv")
     assert summary["score"] == "Dice"
-    assert tables.comparison([summary]).startswith("Dice %")
+    assert tables.comparison([[summary]]).startswith("Dice %")
     names = {"iou", "dice_1", "dice_2", "hd95_mm", "assd_mm", "undefined"}
     assert set(summary["measures"]["internal"]) == names
     assert set(summary["measures"]["unseen"]["c"]["tsmobn"]) == names
