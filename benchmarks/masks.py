@@ -59,6 +59,7 @@ def main() -> None:
             **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
             **{"batch_size": "16", "adaptations": "batch", "share": "all_but_batch_norm"},
             **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},
+            "optimizer.schedule": "constant",
             **dict(changes),
         }
         align = _only_alignment if reading == "alignment" else sci.align

@@ -15,6 +15,8 @@ def get_config(changes=""):
     config.baselines, config.adaptations, config.mesh.clients = (), ("running",), 1
     config.target = "microfilm,thermal,magazine,fax"
     config.eval_every = 1000
+    config.model, config.batch_size = "SmallDigitCNN", 32
+    config.optimizer.momentum = 0.0
     config.data.num_clients, config.data.partition = {clients}, "drawn:samples=180"
     return override(config, changes)
 """

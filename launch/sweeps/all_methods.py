@@ -47,7 +47,10 @@ from fedjax_bn.training.workdir import write_atomically
 
 RATES = (0.02, 0.1)
 SEEDS = 3
-SMALL = {"model": "SmallCNN", "weigh": "", "optimizer.momentum": 0.9, "baselines": ""}
+SMALL = {
+    **{"model": "SmallCNN", "weigh": "", "baselines": ""},
+    **{"optimizer.momentum": 0.9, "optimizer.schedule": "constant"},
+}
 HOLD_OUT = (
     "hold some out with --config.data.validation=0.1, for data that come divided with "
     "--config.data.split=official too"
@@ -65,7 +68,9 @@ class Bench(NamedTuple):
 
 BENCHES = {
     "scanners": Bench(
-        "configs/quickstart.py", ("fax",), {"rounds": 40, "batch_size": 16, "eval_every": 10}
+        "configs/quickstart.py",
+        ("fax",),
+        {"data.name": "scanners", "rounds": 40, "batch_size": 16, "eval_every": 10},
     ),
     "digits": Bench(
         "configs/digits.py",

@@ -52,6 +52,7 @@ METHODS, KINDS = ("fedbn", "fedavg"), ("flip", "scale", "noise", "labels")
 # column -> how the attackers attack, and how many do
 ATTACKS = {"none": ("none", 0)} | {f"{n} {kind}": (kind, n) for kind, n in product(KINDS, (1, 2))}
 CHANGES = {
+    "data.name": "scanners",  # of the run's seed
     "model": "SmallDigitCNN:width=8",
     "baselines": "",
     "target": "magazine,fax",
@@ -60,6 +61,7 @@ CHANGES = {
     "batch_size": 16,
     "optimizer.learning_rate": 0.03,
     "optimizer.momentum": 0.9,
+    "optimizer.schedule": "constant",
     "rounds": 20,
     "checkpoint_every": 20,
     "eval_every": 20,

@@ -72,8 +72,12 @@ RESNET50 = (
     "--path {pacs} --model ResNet50:keras=True --pretrained {resnet50} --size 96 --batch 8 "
     "--steps 5 --rounds 2 --only mean,sum"
 )
+QUICKSTART = (
+    "--only quickstart:baselines=singleset,fedavg,adaptations=running,batch,tsmobn "
+    "--workdir {workdir}/examples"
+)
 TABLES = {
-    "fedbn/scanners": Table(15, ("benchmarks/seeds.py --seeds 5 --workdir {workdir}/seeds",)),
+    "fedbn/scanners": Table(21, (f"benchmarks/examples.py {QUICKSTART}",)),
     "fedbn/digits": seeded("digits", DIGITS),
     "fedbn/torch": Table(6, ("benchmarks/digits_in_torch.py --path {digits}",)),
     "fedbn/gaussians": swept(10, "fedbn", "--only 'synthetic/*'"),

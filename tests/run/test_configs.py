@@ -4,6 +4,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.data.sets.scanners import load_scanners
 from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
@@ -27,6 +28,13 @@ def test_a_config_names_its_command_and_is_built_or_says_which_data_belong_there
         build(config)
     assert "--config.data.path=PATH; " in str(error.value)
     assert len(str(error.value)) > 150  # more than that it is missing
+
+
+@pytest.mark.parametrize(("name", "seed"), [("scanners:seed=0", 0), ("scanners", 2)])
+def test_embedded_data_are_of_the_runs_seed_or_of_a_given_one(name, seed):
+    config = read("quickstart", [("seed", "2"), ("data.name", name)])
+    images = build(config).internal.domains[0].train.images
+    np.testing.assert_array_equal(images, load_scanners(seed).domains[0].train.images)
 
 
 @pytest.fixture(scope="module")

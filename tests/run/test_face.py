@@ -189,12 +189,12 @@ def test_config_prints_the_resolved_run_and_writes_nothing(tmp_path, monkeypatch
     assert runs.command("config", "quickstart", "--config.compilation_cache=", *words) == 0
     out = capsys.readouterr().out
     for part in (
-        "fedprox:mu=0.1 on SmallDigitCNN, 5 clients",
+        "fedprox:mu=0.1 on SmallDigitCNN:width=16, 5 clients",
         "flatbed: 180, 30, 90",
-        "float32[32, 28, 28, 3], int32[32]",
-        "shared: 12 leaves, 1,952,330 values",
-        "personal: 20 leaves, 2,560 values",
-        "7,809,324 bytes down",
+        "float32[16, 28, 28, 3], int32[16]",
+        "shared: 12 leaves, 456,314 values",
+        "personal: 20 leaves, 1,792 values",
+        "1,825,260 bytes down",
     ):
         assert part in out
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.ranges import Range, Steps
+from fedjax_bn.arguments.ranges import Range, Seed, Steps
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.labels import SPACING
@@ -59,7 +59,10 @@ def _described(read: _Read, load: Callable[..., Any], about: str = "") -> _Read:
 
 
 def _embedded(load: Callable[..., Dataset], about: str = "", **options: Any) -> _Read:
-    return _described(lambda config: load(seed=config.seed, **options), load, about)
+    def read(config: ConfigDict, seed: Seed | None = None) -> Dataset:
+        return load(seed=config.seed if seed is None else seed, **options)
+
+    return _described(read, load, about)
 
 
 def _read_files(
