@@ -1,5 +1,6 @@
 """Every config file is read, checked and documented; those with real data here are built."""
 
+import numpy as np
 import pytest
 
 import runs
