@@ -10,7 +10,7 @@ from markupsafe import Markup
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.blocks import TableCell, block
 from fedjax_bn.report.published import beside
-from fedjax_bn.report.results import MEAN, Interval, Row, Table
+from fedjax_bn.report.results import MEAN, Interval, Row, Table, of_batches
 from fedjax_bn.report.runs import (
     EQUALS_FEDAVG,
     Variant,
@@ -221,6 +221,15 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
         yield "Intervals over two seeds are wide: a third makes them a third as wide, or narrower."
     if (rows := max(len(table.rows) for table in tables)) > _MANY:
         yield f"The best of {rows} rows is chosen by the compared numbers, which flatter it."
+    for variant in variants:
+        gap = of_batches(variant.runs).get(MEAN)
+        if gap and gap.difference.known and gap.difference.sign:
+            yield (
+                f"{variant.label}: with the statistics of their test batches internal clients have "
+                f"{gap.batches.mean:.1f}, not {gap.tested.mean:.1f} (a difference of "
+                f"{_limits(gap.difference, '+.1f')[0]}): running statistics, taken before "
+                "aggregation, do not suit the weights after it. statistics=precise takes them anew."
+            )
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):

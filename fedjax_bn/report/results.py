@@ -249,6 +249,32 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     return _with_mean(scores) if several else scores
 
 
+class OfBatches(NamedTuple):
+    """A score as tested, with the statistics of the test batches instead, and the difference."""
+
+    tested: Interval
+    batches: Interval
+    difference: Interval
+
+
+def of_batches(runs: Sequence[Run]) -> dict[str, OfBatches]:
+    """Returns the two scores of internal clients by column, from the runs that have both."""
+    # Without answers, which are known of the first score alone.
+    runs = [r._replace(answers={}) for r in runs if "batch_statistics" in r.summary]
+    changed = [
+        run._replace(summary={"accuracy": {"internal": run.summary["batch_statistics"]}})
+        for run in runs
+    ]
+    tested, batches = _inside(runs), _inside(changed)
+    scores = {}
+    for column, seeds in tested.items():
+        pair = seeds, batches[column]
+        means = (over_seeds([score.value for score in scored.values()]) for scored in pair)
+        gap, _ = _difference(*reversed(pair), runs[0].score == "accuracy")
+        scores[column] = OfBatches(*means, gap)
+    return scores
+
+
 def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
     """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
     by_adaptation: dict[str, _Scores] = {}

@@ -1,0 +1,119 @@
+"""Re-estimates running statistics for the weights with which a client is tested.
+
+Running statistics average the batches of local training. They belong to the weights before
+aggregation, and after it they are used with other weights. Precise statistics (PreciseBN: Wu &
+Johnson 2021, *Rethinking "Batch" in BatchNorm*, Section 3.1) are of the weights at hand: one moving
+pass over the client's samples, in which each batch is normalized by its own statistics, gives every
+batch norm the exact mean and variance of all its inputs. If one batch holds all samples, the layers
+before a batch norm are normalized by precise statistics too, as in a pass for each layer.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.arguments.ranges import Samples, bounded
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.hooks import predicting
+from fedjax_bn.normalization import Layer, Statistics, StatisticsRule
+from fedjax_bn.normalization.layer import moments, statistics_of
+from fedjax_bn.sharing import FROZEN, STATISTICS, Variables, batch_norm_paths, complete
+
+
+class Pooled(NamedTuple):
+    """Moments of the samples so far."""
+
+    statistics: Variables  # as `batch_stats`, of biased variances; None for frozen leaves
+    count: jax.Array  # f[], the samples
+
+
+def no_samples(variables: Variables) -> Pooled:
+    """Returns the moments of no samples: zeros for each running statistic that is not frozen."""
+    zeros = jax.tree.map(jnp.zeros_like, predicting(variables)[STATISTICS])
+    return Pooled(zeros, jnp.zeros((), jnp.result_type(float)))
+
+
+def pool(
+    model: Any,
+    variables: Variables,
+    pooled: Pooled,
+    images: jax.Array,
+    valid: jax.Array | None = None,
+    *,
+    statistics: StatisticsRule | None = None,
+) -> Pooled:
+    """Adds a batch f[B, ...] to the moments, of which bool[B] `valid` count (None for all).
+
+    `statistics` is the rule with which the method's clients predict. It reads the batch's moments
+    instead of the running ones.
+    """
+    variables = predicting(variables)
+    fixed = batch_norm_paths(variables.get(FROZEN) or {})
+    batch_count = jnp.asarray(len(images) if valid is None else valid.sum(), pooled.count.dtype)
+    count = pooled.count + batch_count
+    share = batch_count / jnp.maximum(count, 1)
+    of_batch = batch_rule(statistics)
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        if layer.path in fixed:
+            return statistics_of(statistics, layer._replace(training=False), x, valid)
+        mean, var, _ = moments(x, valid, layer.columns)
+        gap = mean - layer.mean
+        pooled_mean = layer.mean + share * gap
+        # The variance within both parts, and between their means (Chan, Golub & LeVeque 1979).
+        pooled_var = layer.var + share * (var - layer.var + (1 - share) * jnp.square(gap))
+        moved = pooled_mean.astype(layer.mean.dtype), pooled_var.astype(layer.var.dtype)
+        return of_batch(layer, x, valid)._replace(moved=moved)
+
+    # Running statistics hold the pooled ones here, and the pass moves them.
+    pooling = {**variables, STATISTICS: pooled.statistics}
+    output = forward(model, pooling, images, statistics=rule, valid=valid, wanted=["moved"])
+    return Pooled(output.moved[STATISTICS], count)
+
+
+_pool = jax.jit(pool, static_argnames=("model", "statistics"))
+
+
+@cache  # one object for each rule, because compiled programs are found by it
+def batch_rule(statistics: StatisticsRule | None) -> StatisticsRule:
+    """Returns a method's rule of prediction, reading the moments of the batch, not running ones."""
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        mean, var, _ = moments(x, valid, layer.columns)
+        layer = layer._replace(mean=mean, var=var, training=False)
+        return statistics_of(statistics, layer, x, valid)._replace(moved=None)
+
+    return rule
+
+
+@bounded
+def precise_statistics(
+    model: Any,
+    variables: Variables,
+    images: jax.Array,
+    *,
+    batch_size: Samples = 500,
+    statistics: StatisticsRule | None = None,
+) -> Variables:
+    """Returns precise `batch_stats` of a model on a client's samples.
+
+        variables = {**variables, "batch_stats": precise_statistics(model, variables, images)}
+
+    Args:
+      variables: one client's model, `client_variables(state, k)`. Statistics of its collection
+        `frozen` stay.
+      images: f[N, ...], prepared as the model expects, in random order if N exceeds `batch_size`.
+      batch_size: B, samples of a batch; the last one may have fewer.
+      statistics: the method's rule, `FederatedMethod.statistics`.
+
+    Raises:
+      ValueError: the model has no batch norm, or one that no rule reaches.
+    """
+    pooled = no_samples(variables)
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        pooled = _pool(model, variables, pooled, batch, statistics=statistics)
+    frozen = {FROZEN: variables.get(FROZEN) or ()}
+    return complete({STATISTICS: pooled.statistics} | frozen)[STATISTICS]
