@@ -26,7 +26,7 @@ class Pooled(NamedTuple):
     """Moments of the samples so far."""
 
     statistics: Variables  # as `batch_stats`, of biased variances; None for frozen leaves
-    count: jax.Array  # f[], the samples
+    samples: jax.Array  # f[], their number
 
 
 def no_samples(variables: Variables) -> Pooled:
@@ -51,8 +51,8 @@ def pool(
     """
     variables = predicting(variables)
     fixed = batch_norm_paths(variables.get(FROZEN) or {})
-    batch_count = jnp.asarray(len(images) if valid is None else valid.sum(), pooled.count.dtype)
-    count = pooled.count + batch_count
+    batch_count = jnp.asarray(len(images) if valid is None else valid.sum(), pooled.samples.dtype)
+    count = pooled.samples + batch_count
     share = batch_count / jnp.maximum(count, 1)
     of_batch = batch_rule(statistics)
 

@@ -71,7 +71,7 @@ def _pooling(
 
         def add(moments: Pooled, place: tuple[jax.Array, jax.Array]) -> tuple[Pooled, None]:
             client, batch = place
-            row = client % len(moments.count)
+            row = client % len(moments.samples)
             own, before = jax.tree.map(lambda leaf: leaf[row], (personal, moments))
             variables = with_frozen(join(shared, own), frozen)
             images = prepare(data.images[batch], parameter_dtype(variables))
