@@ -2,6 +2,7 @@
 
     python launch/sweeps/lag.py run [--only scanners,digits] [--data FOLDER] [--workdir DIR]
     python launch/sweeps/lag.py report [--workdir DIR]
+    python launch/sweeps/lag.py cost
 
 How much of "FedBN above FedAvg" is that running statistics, taken before aggregation, do not suit
 the weights after it? A run trains once, without a selected round, and its last model is tested on
@@ -9,13 +10,18 @@ the clients' own samples with running, batch and precise statistics (`adaptation
 has digits.npz and pacs; the scanners and the stains of configs/segmentation.py need no data. All
 domains train. A run that is there is not made twice, so the same command continues.
 
-`report` prints means (standard deviations) over seeds 0 to 2 in percent, Dice for the stains, and
-FedBN minus FedAvg with the 95 % interval over seeds (Student's t, paired by seed).
+`report` prints means over seeds 0 to 2 in percent, Dice for the stains, with running/batch/precise
+statistics, and FedBN minus FedAvg with the 95 % interval over seeds (Student's t, paired by seed).
+`cost` prints the median seconds of five rounds of FedBN on the scanners, and of precise statistics.
 """
 
 import argparse
 import json
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +32,7 @@ import plan
 from fedjax_bn.report.results import over_seeds
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.training.evaluation.evaluate import batch_accuracy, internal_evaluator
+from fedjax_bn.training.evaluation.statistics import reestimation
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.rounds import open_rounds
 from fedjax_bn.training.start import make_start
@@ -97,38 +104,67 @@ def run(setting: Setting, data: str, folder: Path) -> None:
             print(path, {name: round(scores[name]["mean"], 1) for name in scores}, flush=True)
 
 
+def cost() -> str:
+    """Returns the seconds of a round, and of precise statistics for all its clients."""
+    setting = SETTINGS["scanners"]
+    experiment, keys, start = prepare(
+        plan.configuration(setting.config, BOTH | setting.changes), traced=False
+    )
+    trains = [domain.train for domain in experiment.internal.domains]
+    reestimate, state = reestimation(experiment, trains), start()
+    round = open_rounds(experiment, keys, state).compile(state)
+    seconds: list[tuple[float, float]] = []
+    for _ in range(6):
+        times = [time.perf_counter()]
+        state, _ = jax.block_until_ready(round(state))
+        times.append(time.perf_counter())
+        jax.block_until_ready(reestimate(state, range(len(trains))))
+        times.append(time.perf_counter())
+        seconds.append((times[1] - times[0], times[2] - times[1]))
+    training, estimation = np.median(seconds[1:], axis=0)  # the first compiles
+    return f"a round {training:.3f} s, precise statistics {estimation:.3f} s"
+
+
 def report(workdir: Path) -> str:
-    """Returns the table in Markdown."""
-    lines = [f"| data | method | {' | '.join(STATISTICS)} |", "|---|---|---:|---:|---:|"]
-    for name in SETTINGS:
-        means = {}
-        for label, method in METHODS.items():
-            paths = [workdir / name / f"{method}-{seed}.json" for seed in SEEDS]
-            scores = [json.loads(path.read_text()) for path in paths if path.exists()]
-            if not scores:
-                continue
-            means[label] = {s: np.array([x[s]["mean"] for x in scores]) for s in STATISTICS}
-            cells = [f"{x.mean():.1f} ({np.std(x, ddof=1):.1f})" for x in means[label].values()]
-            lines.append(f"| {name} | {label} | {' | '.join(cells)} |")
-        if len({len(means.get(label, {}).get("running", ())) for label in ("FedBN", "FedAvg")}) > 1:
-            continue  # unfinished
-        if "FedBN" in means:
-            gaps = [over_seeds(means["FedBN"][s] - means["FedAvg"][s]) for s in STATISTICS]
-            cells = [f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]" for gap in gaps]
-            lines.append(f"| {name} | FedBN minus FedAvg | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Returns the table in Markdown, and the median of the deviations between seeds."""
+    scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    for name, (label, method) in product(SETTINGS, METHODS.items()):
+        paths = [workdir / name / f"{method}-{seed}.json" for seed in SEEDS]
+        if all(path.exists() for path in paths):
+            by_seed = [json.loads(path.read_text()) for path in paths]
+            means = {s: np.array([run[s]["mean"] for run in by_seed]) for s in STATISTICS}
+            scores[name, label] = means
+
+    complete = [name for name in SETTINGS if all((name, label) in scores for label in METHODS)]
+
+    def row(label: str, cell: Callable[[str], str]) -> str:
+        return f"| {label} | {' | '.join(map(cell, complete))} |"
+
+    def means_of(label: str, name: str) -> str:
+        return "/".join(f"{x.mean():.1f}" for x in scores[name, label].values())
+
+    def gap_of(statistics: str, name: str) -> str:
+        fedbn, fedavg = (scores[name, label][statistics] for label in ("FedBN", "FedAvg"))
+        gap = over_seeds(fedbn - fedavg)
+        return f"{gap.mean:+.1f} [{gap.low:.1f}, {gap.high:.1f}]"
+
+    lines = [f"| | {' | '.join(complete)} |", "|---|" + "---:|" * len(complete)]
+    lines += [row(label, partial(means_of, label)) for label in METHODS]
+    lines += [row(f"FedBN minus FedAvg, {s}", partial(gap_of, s)) for s in STATISTICS]
+    deviations = [x.std(ddof=1) for means in scores.values() for x in means.values()]
+    return "\n".join([*lines, f"median deviation between seeds: {np.median(deviations):.1f}"])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=("run", "report"))
+    parser.add_argument("action", choices=("run", "report", "cost"))
     parser.add_argument("--only", default=",".join(SETTINGS))
     parser.add_argument("--data", default="data")
     parser.add_argument("--workdir", type=Path, default=Path("runs/lag"))
     options = parser.parse_args(arguments)
-    if options.action == "report":
-        print(report(options.workdir))
+    if options.action != "run":
+        print(cost() if options.action == "cost" else report(options.workdir))
         return 0
     for name in options.only.split(","):
         run(SETTINGS[name], options.data, options.workdir / name)
