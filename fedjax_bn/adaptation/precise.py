@@ -1,11 +1,9 @@
-"""Re-estimates running statistics for the weights with which a client is tested.
+"""Takes running statistics anew for the weights with which a client is tested (PreciseBN).
 
-Running statistics average the batches of local training. They belong to the weights before
-aggregation, and after it they are used with other weights. Precise statistics (PreciseBN: Wu &
-Johnson 2021, *Rethinking "Batch" in BatchNorm*, Section 3.1) are of the weights at hand: one moving
-pass over the client's samples, in which each batch is normalized by its own statistics, gives every
-batch norm the exact mean and variance of all its inputs. If one batch holds all samples, the layers
-before a batch norm are normalized by precise statistics too, as in a pass for each layer.
+Running statistics belong to the weights before aggregation. Precise ones (Wu & Johnson 2021,
+*Rethinking "Batch" in BatchNorm*, Section 3.1) are of one moving pass over the client's samples, in
+which each batch is normalized by itself: the exact mean and variance of all inputs of a batch norm.
+If one batch holds all samples, the result is that of a pass for each layer.
 """
 
 from functools import cache
@@ -46,8 +44,7 @@ def pool(
 ) -> Pooled:
     """Adds a batch f[B, ...] to the moments, of which bool[B] `valid` count (None for all).
 
-    `statistics` is the rule with which the method's clients predict. It reads the batch's moments
-    instead of the running ones.
+    `statistics` is the rule of the method's clients, which here reads the batch's moments.
     """
     variables = predicting(variables)
     fixed = batch_norm_paths(variables.get(FROZEN) or {})
@@ -78,7 +75,7 @@ _pool = jax.jit(pool, static_argnames=("model", "statistics"))
 
 @cache  # one object for each rule, because compiled programs are found by it
 def batch_rule(statistics: StatisticsRule | None) -> StatisticsRule:
-    """Returns a method's rule of prediction, reading the moments of the batch, not running ones."""
+    """Returns a rule of prediction that reads the moments of the batch instead of running ones."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         mean, var, _ = moments(x, valid, layer.columns)
@@ -97,23 +94,19 @@ def precise_statistics(
     batch_size: Samples = 500,
     statistics: StatisticsRule | None = None,
 ) -> Variables:
-    """Returns precise `batch_stats` of a model on a client's samples.
-
-        variables = {**variables, "batch_stats": precise_statistics(model, variables, images)}
+    """Returns precise `batch_stats` of a client's model, `client_variables(state, k)`.
 
     Args:
-      variables: one client's model, `client_variables(state, k)`. Statistics of its collection
-        `frozen` stay.
-      images: f[N, ...], prepared as the model expects, in random order if N exceeds `batch_size`.
-      batch_size: B, samples of a batch; the last one may have fewer.
+      images: f[N, ...], the client's samples, prepared as the model expects and in random order.
+      batch_size: samples of a batch; the last one may have fewer.
       statistics: the method's rule, `FederatedMethod.statistics`.
 
     Raises:
       ValueError: the model has no batch norm, or one that no rule reaches.
     """
     pooled = no_samples(variables)
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
+    for i in range(0, len(images), batch_size):
+        batch = images[i : i + batch_size]
         pooled = _pool(model, variables, pooled, batch, statistics=statistics)
     frozen = {FROZEN: variables.get(FROZEN) or ()}
     return complete({STATISTICS: pooled.statistics} | frozen)[STATISTICS]

@@ -222,13 +222,12 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     if (rows := max(len(table.rows) for table in tables)) > _MANY:
         yield f"The best of {rows} rows is chosen by the compared numbers, which flatter it."
     for variant in variants:
-        gap = of_batches(variant.runs).get(MEAN)
-        if gap and gap.difference.known and gap.difference.sign:
+        tested, batches, gap = of_batches(variant.runs).get(MEAN, (None, None, None))
+        if gap and gap.known and gap.sign:
             yield (
-                f"{variant.label}: with the statistics of their test batches internal clients have "
-                f"{gap.batches.mean:.1f}, not {gap.tested.mean:.1f} (a difference of "
-                f"{_limits(gap.difference, '+.1f')[0]}): running statistics, taken before "
-                "aggregation, do not suit the weights after it. statistics=precise takes them anew."
+                f"{variant.label}: internal clients have {batches.mean:.1f} with the statistics of "
+                f"their test batches, not {tested.mean:.1f}, a difference of "
+                f"{_limits(gap, '+.1f')[0]}: see statistics=precise."
             )
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}

@@ -263,10 +263,10 @@ def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
     scores = []
     for variant in variants:
         for client, (tested, batches, gap) in of_batches(variant.runs).items():
-            numbers = [f"{tested.mean:.1f}", f"{batches.mean:.1f}", f"{gap.mean:+.1f}"]
-            limits = [f"{gap.low:+.1f}", f"{gap.high:+.1f}"] if gap.known else ["", ""]
             names = variant.label, variant.runs[0].config["statistics"], client
-            scores.append([*(TableCell(name, style="text") for name in names), *numbers, *limits])
+            numbers = (f"{x:.1f}" for x in (tested.mean, batches.mean))
+            limits = ("" if np.isnan(x) else f"{x:+.1f}" for x in gap)
+            scores.append([*(TableCell(x, style="text") for x in names), *numbers, *limits])
     maps, shared = [], []
     for label, run in ((variant.label, variant.runs[0]) for variant in variants):
         if rows := _distances_of(run):

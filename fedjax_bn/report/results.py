@@ -249,29 +249,21 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     return _with_mean(scores) if several else scores
 
 
-class OfBatches(NamedTuple):
-    """A score as tested, with the statistics of the test batches instead, and the difference."""
+def of_batches(runs: Sequence[Run]) -> dict[str, tuple[Interval, Interval, Interval]]:
+    """Returns internal scores by column: as tested, with test batches' statistics, the difference.
 
-    tested: Interval
-    batches: Interval
-    difference: Interval
-
-
-def of_batches(runs: Sequence[Run]) -> dict[str, OfBatches]:
-    """Returns the two scores of internal clients by column, from the runs that have both."""
+    They are of the runs that have both.
+    """
     # Without answers, which are known of the first score alone.
-    runs = [r._replace(answers={}) for r in runs if "batch_statistics" in r.summary]
-    changed = [
-        run._replace(summary={"accuracy": {"internal": run.summary["batch_statistics"]}})
-        for run in runs
-    ]
-    tested, batches = _inside(runs), _inside(changed)
+    runs = [run._replace(answers={}) for run in runs if "batch_statistics" in run.summary]
+    accuracy = [{"accuracy": {"internal": run.summary["batch_statistics"]}} for run in runs]
+    batches = _inside([run._replace(summary=a) for run, a in zip(runs, accuracy, strict=True)])
     scores = {}
-    for column, seeds in tested.items():
-        pair = seeds, batches[column]
-        means = (over_seeds([score.value for score in scored.values()]) for scored in pair)
+    for column, tested in _inside(runs).items():
+        pair = tested, batches[column]
+        means = (over_seeds([score.value for score in seeds.values()]) for seeds in pair)
         gap, _ = _difference(*reversed(pair), runs[0].score == "accuracy")
-        scores[column] = OfBatches(*means, gap)
+        scores[column] = *means, gap
     return scores
 
 

@@ -22,7 +22,6 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.models.forward import forward
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
@@ -148,33 +147,24 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
 def batch_accuracy(
     experiment: Experiment, state: AnyState, trained: _Trained = None
 ) -> Record | None:
-    """Returns the accuracy of the internal clients with the statistics of their test batches.
+    """Returns the internal clients' accuracy with the statistics of their test batches.
 
-    Where it differs from that of the evaluator, running statistics do not suit the aggregated
-    weights. It is None for a model without batch norm, or with one that no rule reaches.
+    It is None for a model without batch norm, or with one that no rule reaches.
     """
-    internal, rule = experiment.internal, batch_rule(experiment.method.statistics)
-    images = internal.domains[0].test.images
-
-    def predict(state: FederatedState, images: jax.Array) -> Any:
-        images = experiment.prepare(images, jnp.float32)
-        return forward(experiment.model, global_variables(state), images, statistics=rule).outputs
-
-    form = jax.ShapeDtypeStruct((2, *images.shape[1:]), images.dtype)
-    try:  # only traced
-        jax.eval_shape(predict, getattr(state, "state", state), form)
-    except ValueError:
-        return None
     # In random order, because batches of one class would mislead.
     domains = tuple(
         domain._replace(validation=None, test=scoring.in_order(domain.test, 0))
-        for domain in internal.domains
+        for domain in experiment.internal.domains
     )
-    method = experiment.method._replace(statistics=rule)
-    evaluation = experiment.evaluation._replace(statistics="running")
-    changed = {"internal": internal._replace(domains=domains), "method": method}
-    changed = experiment._replace(**changed, evaluation=evaluation)
-    return internal_evaluator(changed)(state, trained)["accuracy"]
+    changed = experiment._replace(
+        internal=experiment.internal._replace(domains=domains),
+        method=experiment.method._replace(statistics=batch_rule(experiment.method.statistics)),
+        evaluation=experiment.evaluation._replace(statistics="running"),
+    )
+    try:
+        return internal_evaluator(changed)(state, trained)["accuracy"]
+    except ValueError:  # of `forward`, for such a model
+        return None
 
 
 def _answering(experiment: Experiment) -> Task:

@@ -1,116 +1,89 @@
 """Gives internal clients precise statistics before they are tested, see `adaptation.precise`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
 
 from fedjax_bn.adaptation.precise import Pooled, no_samples, pool
-from fedjax_bn.data.domain import Split
-from fedjax_bn.engine.devices import BATCH, CLIENTS, apart, padded
+from fedjax_bn.data.domain import Split, select
+from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.devices import apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype
-from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import OWN, STATISTICS, batch_norm_paths, join, with_frozen
-from fedjax_bn.training.evaluation import scoring
+from fedjax_bn.training.evaluation.scoring import in_order
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.mesh import clients_of
+from fedjax_bn.training.mesh import clients_of, place_rows
 from fedjax_bn.training.programs import made_once
 
-Reestimate = Callable[[FederatedState, Sequence[int]], FederatedState]
-_BLOCK = 16  # batches on a device at a time, if they are not kept there
 
+def reestimation(
+    experiment: Experiment, splits: Sequence[Split], size: int = 0
+) -> Callable[[FederatedState, Sequence[int]], FederatedState]:
+    """Returns `reestimate(state, places)`: each row of the state has precise statistics.
 
-def reestimation(experiment: Experiment, splits: Sequence[Split], size: int = 0) -> Reestimate:
-    """Returns `reestimate(state, places)`: the state in which each row has precise statistics.
-
-    Row by row they are of the samples of `splits` at `places`. A block has `size` rows; 0 for all
-    splits at once, whose batches stay on the device if they fit. A model without batch norm is
-    returned as it is.
+    They are of the samples of `splits` at `places`. A state has `size` rows; 0 for all splits,
+    which stay on the device if they fit. A model without batch norm is unaffected.
     """
-    mesh, rule = experiment.mesh, experiment.method.statistics
-    parts = experiment.model, experiment.prepare, rule, mesh
-    pooled = made_once(("pool", *parts), lambda: _pooling(*parts))
-    # Batches of one class would mislead the layers behind a batch norm.
-    splits = [scoring.in_order(split, 0) for split in splits]
-    batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
-    rows = size or padded(len(splits), mesh)
-    if not size:
-        limit = experiment.plan.device_megabytes
-        resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
+    mesh, parts = experiment.mesh, (experiment.model, experiment.prepare, experiment.mesh)
+    rule = experiment.method.statistics
+    add_block = made_once(("pool", rule, *parts), lambda: _adding(rule, *parts))
+    # Batches of one class would mislead the layers behind a batch norm. No label is read.
+    numbers = [np.arange(len(split.images)) for split in splits]
+    splits = [in_order(Split(s.images, n), 0) for s, n in zip(splits, numbers, strict=True)]
+    longest, rows = max(map(len, numbers)), size or padded(len(splits), mesh)
+    batch = min(experiment.evaluation.batch_size, longest)
+    fitting = experiment.plan.device_megabytes * 2**20 // (splits[0].images[:1].nbytes * rows)
+    step = batch * max(1, min(fitting, longest + batch - 1) // batch)  # a client's, of a block
+
+    def blocks(chosen: Sequence[Split]) -> Iterator[Batches]:
+        for i in range(0, longest, step):
+            parts = [select(s, np.arange(i, min(i + step, len(s.images)))) for s in chosen]
+            read = partial(validation_batches, parts, batch, longest=step)
+            yield place_rows(read, rows, clients_of(mesh))
+
+    resident = [] if size or step < longest else [*blocks(splits)]
 
     def reestimate(state: FederatedState, places: Sequence[int]) -> FederatedState:
         if not batch_norm_paths(join(state.shared, state.personal)):
             return state
-        if not size:
-            return pooled(state, resident(), rows)
-        batches = scoring.SplitBatches([splits[k] for k in places], batch, mesh, rows=size)
-        return pooled(state, batches.blocks(_BLOCK), rows)
+        moments = None
+        for block in resident or blocks([splits[k] for k in places]):
+            moments = add_block(state, moments, block)
+        nothing = jax.tree.map(lambda leaf: None, state.shared[STATISTICS])
+        personal = {**state.personal, STATISTICS: moments.statistics}
+        if OWN in personal:  # the model that predicts in the place of the shared one
+            model = {**personal[OWN]["model"], STATISTICS: moments.statistics}
+            personal[OWN] = {**personal[OWN], "model": model}
+        return state._replace(shared={**state.shared, STATISTICS: nothing}, personal=personal)
 
     return reestimate
 
 
-def _pooling(
-    model: Any, prepare: Prepare, rule: StatisticsRule | None, mesh: Mesh | None
-) -> Callable[[FederatedState, Iterable[Any], int], FederatedState]:
-    """Returns `pooled(state, blocks, rows)`, the state with the statistics of all blocks."""
-    # Devices that share out a batch in training have the same rows, and each has a part of the
-    # batches of a block.
-    beside = 1 if mesh is None else mesh.shape.get(BATCH, 1)
+def _adding(rule: Any, model: Any, prepare: Any, mesh: Any) -> Callable[..., Pooled]:
+    """Returns `add_block(state, moments or None, block)`, the moments with those of a block."""
 
-    def on_device(common: tuple, rows: tuple, data: Any) -> Pooled:
-        (shared, frozen), (personal, moments) = common, rows
-        if beside > 1:
-            first = jax.lax.axis_index(BATCH) * len(data.images)
-            data = data._replace(batch=data.batch + first)
-            data = jax.tree.map(lambda x: jax.lax.all_gather(x, BATCH, tiled=True), data)
+    def on_device(common: tuple, rows: tuple, _: None) -> Pooled:
+        def of_client(row: tuple) -> Pooled:
+            personal, moments, batches = row
+            variables = with_frozen(join(common[0], personal), common[1])
 
-        def add(moments: Pooled, place: tuple[jax.Array, jax.Array]) -> tuple[Pooled, None]:
-            client, batch = place
-            row = client % len(moments.samples)
-            own, before = jax.tree.map(lambda leaf: leaf[row], (personal, moments))
-            variables = with_frozen(join(shared, own), frozen)
-            images = prepare(data.images[batch], parameter_dtype(variables))
-            valid = data.valid[batch] & (client >= 0)
-            after = pool(model, variables, before, images, valid, statistics=rule)
-            return jax.tree.map(lambda rows, x: rows.at[row].set(x), moments, after), None
+            def add(moments: Pooled, batch: Batches) -> tuple[Pooled, None]:
+                images = prepare(batch["image"], parameter_dtype(variables))
+                arguments = variables, moments, images, batch["valid"]
+                return pool(model, *arguments, statistics=rule), None
 
-        return jax.lax.scan(add, moments, (data.client, data.batch))[0]
+            return jax.lax.scan(add, moments or no_samples(variables), batches)[0]
 
-    @partial(jax.jit, static_argnums=1, out_shardings=clients_of(mesh))
-    def start(state: FederatedState, rows: int) -> Pooled:
-        personal = jax.tree.map(lambda leaf: leaf[0], state.personal)
-        nothing = no_samples(join(state.shared, personal))
-        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), nothing)
+        return jax.lax.map(of_client, rows)
 
-    @partial(jax.jit, out_shardings=clients_of(mesh))
-    def add_block(state: FederatedState, moments: Pooled, data: Any) -> Pooled:
-        common, rows = (state.shared, state.frozen), (state.personal, moments)
-        after = apart(on_device, mesh, common, rows, data)
-        if beside == 1:
-            return after
-        # Every device returned its rows, and those beside each other the same ones.
-        grouped = (mesh.shape[CLIENTS], beside, -1)
-        return jax.tree.map(
-            lambda leaf, x: leaf.reshape(*grouped, *x.shape[1:])[:, 0].reshape(x.shape),
-            after,
-            moments,
-        )
+    @jax.jit
+    def add_block(state: FederatedState, moments: Pooled | None, block: Batches) -> Pooled:
+        rows = state.personal, moments, block
+        return apart(on_device, mesh, (state.shared, state.frozen), rows)
 
-    def pooled(state: FederatedState, blocks: Iterable[Any], rows: int) -> FederatedState:
-        moments = start(state, rows)
-        for block in blocks:
-            moments = add_block(state, moments, block)
-        statistics = moments.statistics
-        nothing = jax.tree.map(lambda leaf: None, state.shared[STATISTICS])
-        personal = {**state.personal, STATISTICS: statistics}
-        if OWN in personal:  # the model that predicts in the place of the shared one
-            model = {**personal[OWN]["model"], STATISTICS: statistics}
-            personal[OWN] = {**personal[OWN], "model": model}
-        return state._replace(shared={**state.shared, STATISTICS: nothing}, personal=personal)
-
-    return pooled
+    return add_block
