@@ -250,10 +250,7 @@ def _inside(runs: Sequence[Run]) -> _Scores:
 
 
 def of_batches(runs: Sequence[Run]) -> dict[str, tuple[Interval, Interval, Interval]]:
-    """Returns internal scores by column: as tested, with test batches' statistics, the difference.
-
-    They are of the runs that have both.
-    """
+    """Returns internal scores by column: as tested, by batch statistics, and their difference."""
     # Without answers, which are known of the first score alone.
     runs = [run._replace(answers={}) for run in runs if "batch_statistics" in run.summary]
     accuracy = [{"accuracy": {"internal": run.summary["batch_statistics"]}} for run in runs]
