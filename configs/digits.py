@@ -16,7 +16,7 @@ The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accurac
 
 Its other experiments are keys; shares are of the file:
 
-    training loss (Fig. 3)                --config.eval_train_loss=True --config.eval_every=1
+    training loss (Fig. 3)                --config.eval_also=train_loss --config.eval_every=1
                                           (`train_loss` in metrics.jsonl: after aggregation, in
                                           evaluation mode, as the authors' code takes it)
     local epochs (Fig. 4a, Table 5)       --config.local_epochs=4

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ from fedjax_bn.task import Task, require_classifier
 from fedjax_bn.training.callbacks.evaluation import Patience, Scores, Selection
 from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress
-from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training.evaluation.evaluate import batch_accuracy, evaluator
 from fedjax_bn.training.experiment import (
     Evaluation,
     Experiment,
@@ -69,6 +69,7 @@ def simulate(
     clients: Mapping[str, ClientSamples],
     unseen: Mapping[str, ClientSamples] | None = None,
     adaptations: Sequence[str] = ("running",),
+    statistics: Literal["running", "precise"] = "running",
     rounds: Rounds = 20,
     batch_size: ranges.Samples = 32,
     eval_every: Rounds = 5,
@@ -96,6 +97,8 @@ def simulate(
         numbers [N] from 0, or masks, see `data.labels.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
+      statistics: with which clients are tested and validated: "running", as training left them,
+        or "precise", see `adaptation.precise_statistics`.
       rounds: rounds of the federation, at least 1.
       batch_size: samples of a local step.
       eval_every: rounds between evaluations; the last round is always evaluated.
@@ -158,7 +161,9 @@ def simulate(
         mesh=mesh,
         work=LocalWork(batch_size, 0, (method.local_epochs,)),
         plan=Plan("simulated", seed, rounds, patience),
-        evaluation=Evaluation(seed=seed, personalization=personalization_of(method, seed)),
+        evaluation=Evaluation(
+            seed=seed, statistics=statistics, personalization=personalization_of(method, seed)
+        ),
         task=task,
     )
     if task.classifies:
@@ -181,7 +186,10 @@ def simulate(
         calls.append(Progress(title, rounds, 0, samples, task.score.name))
     round = recorded_round(open_rounds(experiment, keys, state).compile(state), experiment)
     train(round, state, rounds=rounds, records=records, callbacks=calls)
-    summary = summarize(experiment, records, 0.0)
+    trained = have_trained(records[: int(selection.state.round)], names)
+    scores = batch_accuracy(experiment, selection.state, trained)
+    entries = {"batch_statistics": scores} if scores else {}
+    summary = summarize(experiment, records, 0.0, **entries)
     state = on_first_device(selection.state, cores) if cores else selection.state
     return Result(method, state, tuple(names), summary, records)
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.blocks import TableCell, block
 from fedjax_bn.report.published import beside
-from fedjax_bn.report.results import MEAN, Interval, Row, Table
+from fedjax_bn.report.results import MEAN, Interval, Row, Table, of_batches
 from fedjax_bn.report.runs import (
     EQUALS_FEDAVG,
     Variant,
@@ -224,6 +224,14 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
         yield "Intervals over two seeds are wide: a third makes them a third as wide, or narrower."
     if (rows := max(len(table.rows) for table in tables)) > _MANY:
         yield f"The best of {rows} rows is chosen by the compared numbers, which flatter it."
+    for variant in variants:
+        tested, batches, gap = of_batches(variant.runs).get(MEAN, (None, None, None))
+        if gap and gap.known and gap.sign:
+            yield (
+                f"{variant.label}: internal clients have {batches.mean:.1f} with the statistics of "
+                f"their test batches, not {tested.mean:.1f}, a difference of "
+                f"{_limits(gap, '+.1f')[0]}: see statistics=precise."
+            )
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):

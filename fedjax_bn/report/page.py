@@ -15,7 +15,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.report.blocks import TableCell, block, heat_map, picture, write_page
 from fedjax_bn.report.comparison import first_screen, text_files
 from fedjax_bn.report.curves import convergence_section, measures_section
-from fedjax_bn.report.results import Table, tables_of
+from fedjax_bn.report.results import Table, of_batches, tables_of
 from fedjax_bn.report.runs import (
     Run,
     Variant,
@@ -256,14 +256,24 @@ def _draw_spread(run: Run) -> bytes:
 
 
 def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
-    """Returns heat maps of the clients' batch norms, for the first seed of each variant."""
+    """Returns scores with running beside batch statistics, and heat maps of batch norms.
+
+    The maps are of the first seed of each variant.
+    """
+    scores = []
+    for variant in variants:
+        for client, (tested, batches, gap) in of_batches(variant.runs).items():
+            names = variant.label, variant.runs[0].config["statistics"], client
+            numbers = (f"{x:.1f}" for x in (tested.mean, batches.mean))
+            limits = ("" if np.isnan(x) else f"{x:+.1f}" for x in gap)
+            scores.append([*(TableCell(x, style="text") for x in names), *numbers, *limits])
     maps, shared = [], []
     for label, run in ((variant.label, variant.runs[0]) for variant in variants):
         if rows := _distances_of(run):
             maps.append(block("folded", f"{label}, seed {run.seed}", rows, is_open=not maps))
         else:
             shared.append(label)
-    return [block("batch_norms", maps, shared)]
+    return [block("batch_norms", scores, maps, shared)]
 
 
 def _distances_of(run: Run) -> list[Markup]:

@@ -250,6 +250,21 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     return _with_mean(scores) if several else scores
 
 
+def of_batches(runs: Sequence[Run]) -> dict[str, tuple[Interval, Interval, Interval]]:
+    """Returns internal scores by column: as tested, by batch statistics, and their difference."""
+    # Without answers, which are known of the first score alone.
+    runs = [run._replace(answers={}) for run in runs if "batch_statistics" in run.summary]
+    accuracy = [{"accuracy": {"internal": run.summary["batch_statistics"]}} for run in runs]
+    batches = _inside([run._replace(summary=a) for run, a in zip(runs, accuracy, strict=True)])
+    scores = {}
+    for column, tested in _inside(runs).items():
+        pair = tested, batches[column]
+        means = (over_seeds([score.value for score in seeds.values()]) for seeds in pair)
+        gap, _ = _difference(*reversed(pair), runs[0].score == "accuracy")
+        scores[column] = *means, gap
+    return scores
+
+
 def _outside(runs: Sequence[Run]) -> dict[str, _Scores]:
     """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
     by_adaptation: dict[str, _Scores] = {}

@@ -23,7 +23,7 @@ APART = {
     *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
     *("data.path", "data.cache", "data.device_megabytes", "population"),
     *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named"),
-    *("predictions", "profile", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
+    *("predictions", "profile", "eval_batch_size", "eval_also", "method"),
 }
 EQUALS_FEDAVG = (
     "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "

@@ -173,7 +173,7 @@ def _tested(
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
         has_trained = finished_run.trained_clients(folder, form["clients"], number)
-        built = _training_data(config, trained, about)
+        built = training_data(config, trained, about)
         inside = internal_evaluator(built)(state, has_trained, answers)
         measures["internal"] = inside.get("measures", {})
         served = _served_scores(experiment, built, state)
@@ -279,9 +279,13 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
     return split._replace(images=resized(split.images, shape), labels=labels)
 
 
-def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
-    """Returns the run's own experiment; its data may have moved to the path that the test names."""
+def training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
+    """Returns the run's own experiment, with the statistics that `config` names.
+
+    Its data may have moved to the path that `config` names.
+    """
     moved = trained.copy_and_resolve_references()
+    moved.statistics = config.statistics
     if config.data.name == trained.data.name:
         moved.data.path, moved.data.cache = config.data.path, config.data.cache
     built = build(moved)

@@ -15,6 +15,7 @@ from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.run.config import assign
+from fedjax_bn.run.evaluate import training_data
 from fedjax_bn.run.experiment.build import choose_adaptations
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
@@ -25,6 +26,8 @@ from fedjax_bn.training.evaluation.evaluate import served_variables, variables_o
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import AnyState, PopulationState
 from fedjax_bn.training.workdir import Record
+
+_CHANGED = "adaptations", "statistics", "data.path"  # keys that `serve` takes
 
 
 def run(
@@ -38,7 +41,8 @@ def run(
     """Writes the selected round's model of the workdir `folder` into `to`, and how to use it.
 
     Args:
-      changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
+      changes: (key, text) pairs of `adaptations`, those to serve, `statistics`, of the client, and
+        `data.path`, from which precise statistics read its training samples.
       trust: whether to import code that the run's folder names.
       client: whose own model is written; empty: what an unseen client receives. Unless `changes`
         has adaptations, it predicts as in `evaluate --internal`.
@@ -49,14 +53,14 @@ def run(
     clients = about["form"]["clients"]
     if client and client not in clients:
         raise ConfigError(f"--client {client!r} is unknown{nearest(client, clients)}")
-    config = _with_adaptations(trained, changes)
+    config = _with_changes(trained, changes)
     check_adaptations(trained, config.adaptations)
     trained.adaptations = ()  # those of `config` are built below
     with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
         experiment, state, number = finished_run.restore(folder, trained, about["form"])
         for note in _notes(experiment, state, bool(config.privacy), client):
             say(note)
-        if client and not changes:
+        if client and "adaptations" not in dict(changes):
             statistics = experiment.method.statistics
             if statistics not in (None, gated_statistics):
                 raise ConfigError("clients' statistics are not served: set config.adaptations")
@@ -64,7 +68,9 @@ def run(
         variables = served_variables(state)
         if client:
             has_trained = finished_run.trained_clients(folder, clients, number)
-            variables = variables_of_client(state, clients.index(client), has_trained)
+            precise = config.statistics == "precise"
+            built = training_data(config, trained, about) if precise else None
+            variables = variables_of_client(state, clients.index(client), has_trained, built)
         facts = _facts(config, experiment, about["form"], number)._replace(client=client)
         choices = choose_adaptations(config, experiment.model)
         # Another model is served as a program alone.
@@ -76,16 +82,17 @@ def run(
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
 
 
-def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
-    """Returns a run's configuration with the adaptations to serve."""
+def _with_changes(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
+    """Returns a run's configuration with the adaptations and statistics to serve."""
     config = trained.copy_and_resolve_references()
     for key, value in changes:
-        if key != "adaptations":
-            raise ConfigError(f"config.{key} is the run's own: `serve` takes adaptations alone")
+        if key not in _CHANGED:
+            taken = ", ".join(_CHANGED)
+            raise ConfigError(f"config.{key} is the run's own: `serve` takes {taken} alone")
         assign(config, key, value)
     texts = config.adaptations
     served = tuple(x for x in texts if split_choice(x, ADAPTATIONS)[0] != ensemble.__name__)
-    if changes and len(served) < len(texts):
+    if "adaptations" in dict(changes) and len(served) < len(texts):
         raise ConfigError("config.adaptations: ensemble needs all batch norms; leave it out")
     config.adaptations = served or ("running",)
     return config

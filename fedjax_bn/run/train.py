@@ -18,7 +18,7 @@ from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
-from fedjax_bn.run.files.finished_run import restore_state
+from fedjax_bn.run.files.finished_run import restore_state, trained_clients
 from fedjax_bn.run.files.ownership import RunFiles, owned
 from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
@@ -28,7 +28,7 @@ from fedjax_bn.training.callbacks.profile import Profile
 from fedjax_bn.training.callbacks.progress import Progress, Warnings
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.evaluation.answers import Keep
-from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
+from fedjax_bn.training.evaluation.evaluate import batch_accuracy, evaluator, unseen_evaluator
 from fedjax_bn.training.experiment import Experiment, privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.mesh import form_on, mesh_note
@@ -164,10 +164,14 @@ def run(
 
 
 def _finish(experiment: Experiment, files: RunFiles, form: AnyState, summary: Record) -> None:
-    """Tests the selected round on unseen clients if that was left for the end; ends the run."""
+    """Tests the selected round in the ways that are left for the end, and ends the run."""
     answers: Keep = {}
-    if experiment.evaluation.eval_unseen == "once":
-        selected, _ = restore_state(files.folder, form)
+    selected, number = restore_state(files.folder, form)
+    names = [domain.name for domain in experiment.internal.domains]
+    trained = trained_clients(files.folder, names, number)
+    if scores := batch_accuracy(experiment, selected, trained):
+        summary["batch_statistics"] = scores
+    if "unseen" not in experiment.evaluation.eval_also:
         unseen_scores = unseen_evaluator(experiment)(selected, answers)
         summary["accuracy"]["unseen"] = unseen_scores.get("unseen", summary["accuracy"]["unseen"])
         if "unseen_measures" in unseen_scores:
@@ -176,7 +180,7 @@ def _finish(experiment: Experiment, files: RunFiles, form: AnyState, summary: Re
     # Pictures need all clients' models where one process can read them.
     by_client = isinstance(form, FederatedState) and jax.process_count() == 1
     if has_boxes(experiment.internal.domains[0].test.labels) and by_client:
-        draw_boxes(experiment, files.folder, restore_state(files.folder, form)[0])
+        draw_boxes(experiment, files.folder, selected)
         with TensorBoard(files.folder, summary["rounds"], pictures="boxes"):
             pass
 

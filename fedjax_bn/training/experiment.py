@@ -88,9 +88,9 @@ class Evaluation(NamedTuple):
     batch_size: int = 500
     clients: int = 0  # how many are evaluated, drawn from `seed`; 0 for all
     seed: int = 0
-    eval_unseen: str = "always"
-    eval_train_loss: bool = False
+    eval_also: tuple[str, ...] = ("unseen",)
     validate_with: str = "own"
+    statistics: str = "running"
     # how a client adapts first; None if clients do not adapt
     personalization: Personalization | None = None
 

@@ -54,9 +54,9 @@ class Result(NamedTuple):
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
 
-        A client that has never trained has that too. Where clients adapt to labelled samples before
-        they are tested, it is the model before `methods.perfedavg.personalize`. An unknown client
-        is a ValueError.
+        A client that has never trained has that too. Where clients adapt to samples before they are
+        tested, it is the model before that: before `adaptation.precise_statistics` and
+        `methods.perfedavg.personalize`. An unknown client is a ValueError.
         """
         if client is None:
             return served_variables(self.state)

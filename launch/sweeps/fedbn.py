@@ -103,7 +103,7 @@ def unequal(percent: int) -> tuple[dict[str, Any], dict[str, int]]:
     return changes, samples
 
 
-CURVES = {"eval_train_loss": True, "eval_every": 1}
+CURVES = {"eval_also": ("unseen", "train_loss"), "eval_every": 1}
 DEFAULT = digits("E1", CURVES, 5)
 BY_EPOCHS = {e: digits(f"E{e}", CURVES | epochs(e)) for e in LOCAL_EPOCHS} | {1: DEFAULT}
 BY_PERCENT = {

@@ -94,6 +94,7 @@ def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     data = square_masks.dataset(names=runs.NAMES)
     runs.install(monkeypatch, data)
     changes = f"method={name},model=double_net:DoublePixels,data.image_size=16,batch_size=4"
+    changes += ",statistics=precise"  # each site estimates them from its own samples
     config = run_config(tmp_path, changes, serve_unseen=True)
     how = {"report": "sizes,losses,accuracies", "serve-unseen": True}
     grid = LocalGrid(nodes_of(folder, config, **how))

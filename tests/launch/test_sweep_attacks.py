@@ -1,14 +1,17 @@
 """The tables of attacks and of adaptations on streams: what is uploaded and passes, and cells."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
 import attacks
 import jax
+import lag
 import numpy as np
 import plan
 import pytest
 import streams
+from scipy import stats
 
 from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
 from fedjax_bn.data.domain import Domain, Split
@@ -78,3 +81,17 @@ def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
     np.testing.assert_array_equal(np.sort(random.labels), by_class.labels)
     assert (np.diff(random.labels) < 0).any()
     np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)
+
+
+def test_the_table_of_lag_has_means_and_the_gap_of_each_kind_of_statistics(tmp_path):
+    (tmp_path / "PACS").mkdir()
+    for method, seed in itertools.product(("fedavg", "fedbn", "silobn", "fedig"), range(3)):
+        gain = {"running": 10 + seed, "batch": 2, "precise": 1}
+        scores = {s: {"mean": 50.0 + (method == "fedbn") * x} for s, x in gain.items()}
+        (tmp_path / "PACS" / f"{method}-{seed}.json").write_text(json.dumps(scores))
+    head, _, _, fedbn, _, _, running, batch, *_ = lag.report(tmp_path).splitlines()
+    reach = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    assert head == "| | PACS |"
+    assert fedbn == "| FedBN | 61.0/52.0/51.0 |"
+    assert running.endswith(f"running | +11.0 [{11 - reach:.1f}, {11 + reach:.1f}] |")
+    assert batch.endswith("batch | +2.0 [2.0, 2.0] |")

@@ -65,6 +65,24 @@ def test_the_difference_to_the_baseline_is_paired_by_seed(report):
     assert "real" in verdict
 
 
+def test_scores_with_batch_statistics_stand_beside_and_a_difference_is_a_caution(tmp_path):
+    for (seed, gain), method in itertools.product(enumerate((9, 11, 13)), ("fedavg", "fedbn")):
+        place = finished(tmp_path, method, seed, {"ant": 60.0 + seed, "bee": 70.0}) / "summary.json"
+        summary, more = json.loads(place.read_text()), gain - 11 * (method == "fedbn")
+        scores = summary["accuracy"]["internal"].items()
+        summary["batch_statistics"] = {name: score + more for name, score in scores}
+        place.write_text(json.dumps(summary))
+    page = page_of(tmp_path)
+    (table,) = (table for table in page.tables if "batch" in table[0])
+    low, high = stats.t.interval(0.95, 2, 11, stats.sem((9, 11, 13)))
+    row = ["fedavg", "running", "mean", "65.5", "76.5", "+11.0", f"{low:+.1f}", f"{high:+.1f}"]
+    assert table[1] == row
+    assert [line[:3] for line in table[2:4]] == [["fedavg", "running", n] for n in ("ant", "bee")]
+    cautions = [text for text in page.paragraphs if "statistics=precise" in text]
+    assert [text.partition(":")[0] for text in cautions] == ["fedavg"]
+    assert f"{low:+.1f} to {high:+.1f}" in cautions[0]
+
+
 def test_markdown_csv_and_latex_have_the_numbers_of_the_page(report):
     place = report[1]
     rows = list(csv.DictReader((place / "page.csv").read_text().splitlines()))

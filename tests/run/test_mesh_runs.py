@@ -101,7 +101,12 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"personalize_samples": 2}, {"validate_with": "global"} | STREAMED]
+    "changes",
+    [
+        {"personalize_samples": 2},
+        {"validate_with": "global", "statistics": "precise"} | STREAMED,
+        {"method": "fedbn", "statistics": "precise", "eval_clients": 2},
+    ],
 )
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
     changes |= {"eval_batch_size": 4, "adapt_batch_size": 4}

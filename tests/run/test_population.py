@@ -62,7 +62,7 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-TOLD = {"share": "all_but_batch_norm", "validate_with": "global", "eval_train_loss": True}
+TOLD = {"share": "all_but_batch_norm", "validate_with": "global", "eval_also": ("train_loss",)}
 
 
 @pytest.mark.slow

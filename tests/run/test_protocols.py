@@ -123,7 +123,7 @@ def test_own_models_are_tested_and_those_that_never_trained_as_an_unseen_clients
 
     The training loss is FedBN's, Fig. 3: `test` on the training data, after `communication`.
     """
-    built, state = fedbn_run(eval_train_loss=True, eval_batch_size=7, validate_with="global")
+    built, state = fedbn_run(eval_also=("train_loss",), eval_batch_size=7, validate_with="global")
     state = state._replace(weights=jnp.array([0.75, 0.0, 0.25]))
     evaluator = evaluate.evaluator(built)
     received, own = global_variables(state), client_variables(state)
@@ -200,7 +200,7 @@ def test_a_run_out_of_patience_stops_and_tests_unseen_clients_once_in_its_best_r
     tmp_path, monkeypatch
 ):
     runs.install(monkeypatch)
-    config, said = runs.config(**KEYS, patience=3, eval_unseen="once"), []
+    config, said = runs.config(**KEYS, patience=3, eval_also=()), []
     summary = train.run(config, tmp_path, said.append)
     lines = runs.lines(tmp_path)
     means = [line["validation"]["mean"] for line in lines]

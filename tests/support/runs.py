@@ -57,6 +57,7 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
     if not draw:
         monkeypatch.setattr(plots, "samples", lambda domains, **options: b"")
+    monkeypatch.setattr(train, "batch_accuracy", lambda *given: None)  # a program for each run
     if data is None:
         monkeypatch.setattr(train, "prepare", _prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):

@@ -52,6 +52,7 @@ _PATTERNS = Range(
     "images/{}.png,masks/{}_mask.png",
     lambda texts: len(texts) % 2 == 0 and all(pattern.count("{}") == 1 for pattern in texts),
 )
+_MEASURED = Range("some of unseen, train_loss", lambda names: {*names} <= {"unseen", "train_loss"})
 _EXPRESSION = Range("a regular expression of Python", _is_expression)
 
 
@@ -104,6 +105,12 @@ KEYS = {
         "Whose validation accuracy selects the round: of each client's own model, or of the "
         "aggregated one on all clients (FedIG, A.2).",
         *("own", "global"),
+    ),
+    "statistics": _name(
+        "Statistics of batch norms with which internal clients are tested and validated: running, "
+        "as training left them; or precise, which each client estimates anew, for the model that "
+        "it received, from its training samples.",
+        *("running", "precise"),
     ),
     "patience": _key(0, "Rounds without better validation that end a run. 0: none.", RoundsOr0),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
@@ -180,11 +187,11 @@ KEYS = {
         ("running",), "How an unseen client predicts: `list adaptations`, with their options."
     ),
     "eval_every": _key(5, "Rounds between evaluations. The last is always evaluated.", Rounds),
-    "eval_unseen": _name(
-        "When unseen clients are tested: always, or in the selected round.", "always", "once"
-    ),
-    "eval_train_loss": _key(
-        False, "Whether evaluations measure the loss on training samples too (FedBN, Fig. 3)."
+    "eval_also": _key(
+        ("unseen",),
+        "What evaluations measure beside internal clients: unseen clients, which else are tested "
+        "once, in the selected round; train_loss, the loss on training samples (FedBN, Fig. 3).",
+        _MEASURED,
     ),
     "predictions": _name(
         "Form of answers/*-predictions of the selected round: probabilities or masks' scores "

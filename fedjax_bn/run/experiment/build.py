@@ -188,9 +188,9 @@ def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
         batch_size=config.eval_batch_size,
         clients=config.eval_clients,
         seed=config.seed,
-        eval_unseen=config.eval_unseen,
-        eval_train_loss=config.eval_train_loss,
+        eval_also=config.eval_also,
         validate_with=config.validate_with,
+        statistics=config.statistics,
         personalization=personalization_of(method, config.seed, config.personalize_samples),
     )
 

@@ -2,7 +2,8 @@
 
 Every internal client is tested with its own model, by the method's rule, every unseen client with
 each adaptation. Validation, which selects a round, uses the clients' own models or the aggregated
-one (`config.validate_with`), as FedIG's server does (A.2).
+one (`config.validate_with`), as FedIG's server does (A.2). Both are with the statistics that
+`config.statistics` names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import ensemble, with_clients
+from fedjax_bn.adaptation.precise import batch_rule
 from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
@@ -26,6 +28,7 @@ from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Score, Task
 from fedjax_bn.training.evaluation import scoring
 from fedjax_bn.training.evaluation.answers import AnyAnswers, Keep, answering
+from fedjax_bn.training.evaluation.statistics import reestimation
 from fedjax_bn.training.experiment import Evaluation, Experiment, set_aside
 from fedjax_bn.training.mesh import (
     clients_of,
@@ -50,8 +53,9 @@ _SAMPLE = 5  # which of the generator's streams draws the sample
 
 def evaluator(experiment: Experiment) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent."""
-    internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
-    if experiment.evaluation.eval_unseen == "once":  # after the run
+    measured = experiment.evaluation.eval_also
+    internal = internal_evaluator(experiment, "train_loss" in measured)
+    if "unseen" not in measured:  # they are tested after the run
         return internal
     unseen = unseen_evaluator(experiment)
 
@@ -90,6 +94,9 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     # If every client is tested on its validation samples, these are evaluated once.
     tests_validate = own_models and all(domain.test is domain.validation for domain in domains)
     tests, score = scoring_of(task, [domain.test for domain in domains])
+    reestimate = None
+    if evaluation.statistics == "precise":
+        reestimate = reestimation(experiment, [domain.train for domain in domains], size)
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, score)}
     if not tests_validate and all(domain.validation is not None for domain in domains):
@@ -99,13 +106,19 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         loss, train = task._replace(score=mean_loss), [domain.train for domain in domains]
         parts["train_loss"] = True, scoring_of(loss, train, adapts=False)[1]
 
+    def tested_models(
+        state: AnyState, trained: _Trained, places: np.ndarray, own_models: bool
+    ) -> FederatedState:
+        # The last block repeats clients, so that all blocks have one shape.
+        client = tested[np.resize(places, size)] if size else None
+        models = _models_of(state, client, trained, experiment.mesh, own_models)
+        return reestimate(models, places) if reestimate else models
+
     def evaluate(state: AnyState, trained: _Trained = None, keep: Keep | None = None) -> Record:
         scores: dict[str, list[float | AnyAnswers]] = {part: [] for part in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
-            # The last block repeats clients, so that all blocks have one shape.
-            client = tested[np.resize(places, size)] if size else None
-            model_of = cache(partial(_models_of, state, client, trained, experiment.mesh))
+            model_of = cache(partial(tested_models, state, trained, places))
             for part, (with_own_models, score) in parts.items():
                 scores[part] += score(model_of(with_own_models), places)
         record: Record = {
@@ -129,6 +142,29 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         return record
 
     return evaluate
+
+
+def batch_accuracy(
+    experiment: Experiment, state: AnyState, trained: _Trained = None
+) -> Record | None:
+    """Returns the internal clients' accuracy with the statistics of their test batches.
+
+    It is None for a model without batch norm, or with one that no rule reaches.
+    """
+    # In random order, because batches of one class would mislead.
+    domains = tuple(
+        domain._replace(validation=None, test=scoring.in_order(domain.test, 0))
+        for domain in experiment.internal.domains
+    )
+    changed = experiment._replace(
+        internal=experiment.internal._replace(domains=domains),
+        method=experiment.method._replace(statistics=batch_rule(experiment.method.statistics)),
+        evaluation=experiment.evaluation._replace(statistics="running"),
+    )
+    try:
+        return internal_evaluator(changed)(state, trained)["accuracy"]
+    except ValueError:  # of `forward`, for such a model
+        return None
 
 
 def _answering(experiment: Experiment) -> Task:
@@ -238,9 +274,16 @@ def _models_of(
     return _with_rows(state._replace(memory=(), weighing=()), rows, has_trained & own_models)
 
 
-def variables_of_client(state: AnyState, client: int, trained: _Trained = None) -> Variables:
-    """Returns the model with which an internal client is tested, before any personalization."""
+def variables_of_client(
+    state: AnyState, client: int, trained: _Trained = None, experiment: Experiment | None = None
+) -> Variables:
+    """Returns the model with which an internal client is tested, before any personalization.
+
+    It has running statistics, or precise ones of the client's training samples in `experiment`.
+    """
     model = _models_of(state, np.array([client]), trained, None, True)
+    if experiment:
+        model = reestimation(experiment, [experiment.internal.domains[client].train], 1)(model, [0])
     return predicting(client_variables(model, 0))
 
 
