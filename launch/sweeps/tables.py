@@ -27,7 +27,7 @@ from plan import ROOT
 
 DATA = {
     **{"digits": "digits.npz", "pacs": "pacs", "vessels": "segmentation"},
-    "resnet50": "resnet50.safetensors",
+    **{"resnet50": "resnet50.safetensors", "data": ""},
 }
 ROWS = (  # of all_methods.py, which the page shows
     "FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedCD-SCI,REA,FedAvgM,FedWon,*group norm,FedDG,HarmoFL,SNR,"
@@ -58,8 +58,8 @@ def seeded(folder: str, command: str) -> Table:
 
 def all_methods(dataset: str, options: str = "") -> Table:
     """Returns the table of some rows of all_methods.py."""
-    given = f"--dataset {dataset} {options} --only '{ROWS}' --workdir {{workdir}}/all_methods"
-    return Table(4 * 13, (f"launch/sweeps/all_methods.py {given}",))
+    arguments = f"--dataset {dataset} {options} --only '{ROWS}' --workdir {{workdir}}/all_methods"
+    return Table(4 * 13, (f"launch/sweeps/all_methods.py {arguments}",))
 
 
 DIGITS = (
@@ -80,6 +80,7 @@ TABLES = {
     "fedbn/scanners": Table(21, (f"benchmarks/examples.py {QUICKSTART}",)),
     "fedbn/digits": seeded("digits", DIGITS),
     "fedbn/torch": Table(6, ("benchmarks/digits_in_torch.py --path {digits}",)),
+    "fedbn/lag": swept(45, "lag", "--data {data}"),
     "fedbn/gaussians": swept(10, "fedbn", "--only 'synthetic/*'"),
     "unseen/digits": swept(45, "unseen", "--only digits,ablations --data.digits={digits}"),
     "fediga/cafl": Table(9, (f"benchmarks/cafl.py {RESNET10}",)),
@@ -125,8 +126,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--only", default="*", help="globs of tables, with commas between them")
     parser.add_argument("--dry-run", action="store_true", help="print what there is to do")
     options = parser.parse_args(arguments)
-    found = {name: options.data.absolute() / part for name, part in DATA.items()}
-    places = {name: str(path) for name, path in found.items() if path.exists()}
+    paths = {name: options.data.absolute() / part for name, part in DATA.items()}
+    places = {name: str(path) for name, path in paths.items() if path.exists()}
     places["workdir"] = str(options.workdir.absolute())
     states, files = {}, {}
     for name in TABLES:
@@ -137,9 +138,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
             waits = f"waits for DATA/{DATA[lacking[0]]}" if lacking else ""
             states[name] = "made before" if files[name].exists() else waits
             print(f"{name:16} {states[name] or f'{TABLES[name].runs} runs'}")
-    left = [name for name, state in states.items() if not state]
-    print(f"{sum(TABLES[name].runs for name in left)} runs are to be made", flush=True)
-    for name in [] if options.dry_run else left:
+    unmade = [name for name, state in states.items() if not state]
+    print(f"{sum(TABLES[name].runs for name in unmade)} runs are to be made", flush=True)
+    for name in [] if options.dry_run else unmade:
         start = time.monotonic()
         states[name] = "made" if make(TABLES[name], places, files[name]) else "failed"
         print(
