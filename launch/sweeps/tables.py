@@ -88,7 +88,7 @@ TABLES = {
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(
-        15, ("benchmarks/masks.py --only as_model,no_penalty,adam,decay_20,bounds",)
+        12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)
     ),
     "fedcd/signs": swept(42, "signs"),
     "other/scanners": all_methods("scanners"),
