@@ -81,7 +81,7 @@ def main() -> None:
     add = parser.add_argument
     add("--only", nargs="*", default=list(PARTS), choices=PARTS, help="default: all")
     add("--repeats", type=int, default=5, help="least pieces of a program; default %(default)s")
-    add("--seconds", type=float, default=18, help="pieces of a part go on for; default %(default)s")
+    add("--seconds", type=float, default=16, help="pieces of a part go on for; default %(default)s")
     add("--quick", action="store_true", help="parts digits and evaluation, fewer pieces")
     add("--clients", type=int, nargs="+", help="numbers of clients; default: the task's own")
     add("--cores", type=int, nargs="+", default=[CORES], help="numbers of cores; default: all")
