@@ -34,10 +34,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96, help="side of the images in pixels")
     options = parser.parse_args()
     source = load_image_folders("pacs", options.pacs, image_size=options.size)
-    network, prepare = (
-        ResNet50(len(source.classes), keras=True),
-        standardize(source.mean, source.std),
-    )
+    network = ResNet50(len(source.classes), keras=True)
+    prepare = standardize(source.mean, source.std)
     image = jnp.zeros((1, options.size, options.size, 3))
     variables = jax.jit(network.init)(jax.random.key(0), image)
     variables, _ = load_pretrained(options.resnet50, network, variables)
@@ -45,11 +43,10 @@ def main() -> None:
     @jax.jit
     def features(images: jax.Array) -> list[jax.Array]:
         x = prepare(images, jnp.float32)
-        rules = (running_statistics, batch_statistics)
-        passes = [
-            forward(network, variables, x, statistics=rule, wanted=["features"]) for rule in rules
+        return [
+            forward(network, variables, x, statistics=rule, wanted=["features"]).features
+            for rule in (running_statistics, batch_statistics)
         ]
-        return [one.features for one in passes]
 
     running, batch, labels = {}, {}, {}
     for pool in source.pools:
