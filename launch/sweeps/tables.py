@@ -87,9 +87,7 @@ TABLES = {
     "fediga/imagenet": Table(6, (f"benchmarks/cafl.py {RESNET50}",)),
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
-    "fedcd/masks": Table(
-        12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)
-    ),
+    "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
     "fedcd/signs": swept(42, "signs"),
     "other/scanners": all_methods("scanners"),
     "other/beach": all_methods("beach"),
