@@ -39,17 +39,17 @@ def main() -> None:
     print("| example | number | one core | two | four | seeds: mean | least to most |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for example in options.only:
-        found = {}
+        results = {}
         for cores, seeds in SEEDS.items():
             # A process of its own: JAX chooses its threads and devices once.
             alone = ProcessPoolExecutor(1, get_context("spawn"), use_cores, (cores,))
             with alone as process:
                 for seed in seeds:
                     folder = options.workdir / f"{example}-{cores}-{seed}"
-                    found[cores, seed] = process.submit(numbers, example, seed, folder).result()
-        for name in found[2, 0]:
-            of_cores = (f"{found[cores, 0][name]:.1f}" for cores in SEEDS)
-            of_seeds = np.array([found[2, seed][name] for seed in SEEDS[2]])
+                    results[cores, seed] = process.submit(numbers, example, seed, folder).result()
+        for name in results[2, 0]:
+            of_cores = (f"{results[cores, 0][name]:.1f}" for cores in SEEDS)
+            of_seeds = np.array([results[2, seed][name] for seed in SEEDS[2]])
             span = f"{of_seeds.min():.1f} to {of_seeds.max():.1f}"
             cells = (example, name, *of_cores, f"{of_seeds.mean():.1f}", span)
             print(f"| {' | '.join(cells)} |", flush=True)
