@@ -119,13 +119,8 @@ def simulate(
       fedjax_bn.arguments.errors.WorkdirError: the profile cannot be written.
     """
     if seeds > 1:
-        options: dict[str, Any] = {
-            **{"clients": clients, "unseen": unseen, "adaptations": adaptations},
-            **{"rounds": rounds, "batch_size": batch_size, "eval_every": eval_every},
-            **{"patience": patience, "variables": variables, "callbacks": callbacks},
-            **{"profile": profile, "show_progress": show_progress},
-        }
-        results = [simulate(method, seed=seed + i, **options) for i in range(seeds)]
+        options = {**locals(), "seeds": 1}
+        results = [simulate(**{**options, "seed": seed + i}) for i in range(seeds)]
         return results[0]._replace(seeds=tuple(results))
     profiling = Profile(*profile or (0, ""))
     if method.learned is None:
