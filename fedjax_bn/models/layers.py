@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.backend import on_cpu, on_gpu
+from fedjax_bn.engine.backend import computed_once, on_cpu, on_gpu
 from fedjax_bn.engine.packed_columns import convolve_packed, pack, unpack
 from fedjax_bn.models import cpu
 from fedjax_bn.normalization import BatchNorm
@@ -272,6 +272,25 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     y = _relu_by_output(*primals)
     with jax.named_scope("relu"):  # by which a profile names it
         return y, jnp.where(y == 0, 0, *tangents)
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """Returns x / (1 + exp(-x))."""
+    return _silu_by_input(x) if on_cpu() else nn.silu(x)
+
+
+@jax.custom_jvp
+def _silu_by_input(x: jax.Array) -> jax.Array:
+    return nn.silu(x)
+
+
+@_silu_by_input.defjvp
+def _silu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    # XLA would keep the value's sigmoid for the gradient, a quarter of a step's memory in YOLOv5n,
+    # and so it gets another form. Batch norm's passes read the gradient, computed once.
+    sigmoid = 0.5 + 0.5 * jnp.tanh(0.5 * x)
+    return _silu_by_input(x), computed_once(dx) * (sigmoid * (1 + x * (1 - sigmoid)))
 
 
 def require_floats(x: jax.Array) -> None:

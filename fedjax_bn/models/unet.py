@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Channels, between, bounded
+from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Network, Tap, relu
 
@@ -42,6 +43,8 @@ class UNet(Network):
         x, beside = images, []
         for i in range(self.levels):
             x = self.part(_Block, self.width * 2**i, name=f"encoder{i + 1}")(x)
+            # Otherwise each pass of a batch norm's gradient adds up the gradients of both readers.
+            x = computed_once(x)
             # Kept before pooling, for the decoder's block of the same size.
             beside.append(x)
             x = self.max_pool(x, 2, 2)

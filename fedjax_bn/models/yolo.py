@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, Tap, variant
+from fedjax_bn.models.layers import Network, Tap, silu, variant
 
 
 class Anchors(NamedTuple):
@@ -174,7 +174,7 @@ class _ConvNorm(Network):
         padding = self.kernel // 2 if self.padding is None else self.padding
         x = self.convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
         # YOLOv5's own values; PyTorch's defaults would be momentum=0.9 and epsilon=1e-5.
-        return nn.silu(self.normalize(x, "norm", momentum=0.97, epsilon=1e-3))
+        return silu(self.normalize(x, "norm", momentum=0.97, epsilon=1e-3))
 
 
 class _Bottleneck(Network):

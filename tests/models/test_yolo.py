@@ -14,6 +14,7 @@ from fedjax_bn import models
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.feature_masks import with_masks
 from fedjax_bn.models.forward import forward
+from fedjax_bn.models.layers import silu
 from fedjax_bn.models.torch_weights import from_torch, to_torch
 from fedjax_bn.models.yolo import ANCHORS
 from fedjax_bn.tasks.detection import Anchors
@@ -93,6 +94,18 @@ def test_outputs_are_those_of_pytorch_in_float64(x64):
         expected = theirs(torch.tensor(images).permute(0, 3, 1, 2))
     for one, other in zip(ours, expected, strict=True):
         np.testing.assert_allclose(one, other.numpy(), rtol=1e-9, atol=1e-11)
+
+
+def test_silu_and_its_derivatives_are_the_formulas(x64):
+    x = np.linspace(-9, 9, 19)
+    s = 1 / (1 + np.exp(-x))
+    slope = s * (1 - s)
+    first, second = s + x * slope, slope * (2 + x * (1 - 2 * s))
+    each = lambda function: jax.jit(jax.vmap(function))(x)  # noqa: E731
+    np.testing.assert_allclose(each(silu), x * s, atol=1e-14)
+    for derivative in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(each(derivative(silu)), first, atol=1e-14)
+        np.testing.assert_allclose(each(derivative(jax.grad(silu))), second, atol=1e-14)
 
 
 def test_a_state_dict_of_349_entries_goes_to_our_variables_and_back():
