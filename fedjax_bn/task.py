@@ -151,8 +151,9 @@ def segmentation(
         return overlaps(predicted, label, valid, classes, nested=nested)
 
     weights, score = as_class_weights(class_weights), Score("Dice", of_batch, _mean_dice)
-    options = {"by_sample": by_sample, "class_weights": weights, "focal": focal}
-    loss = partial(segmentation_loss, classes=classes, dice=dice, **options)
+    loss = partial(segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)
+    if weights or focal:
+        loss = partial(loss, class_weights=weights, focal=focal)
     balanced = weights == BALANCED
     return Task(loss, score, segments=classes, nested=nested, balanced=balanced)
 

@@ -41,8 +41,8 @@ def theirs(logits, label, weights, gamma):
     return loss.item(), x.grad.numpy()
 
 
-@pytest.mark.parametrize("gamma", [0, 0.5, 2])
-@pytest.mark.parametrize("weights", [None, WEIGHTS, np.array(WEIGHTS), "0.5,4,1", "balanced"])
+@pytest.mark.parametrize("gamma", [0, 1.5])
+@pytest.mark.parametrize("weights", [None, np.array(WEIGHTS), "0.5,4,1", "balanced"])
 def test_losses_are_pytorchs(x64, weights, gamma):
     logits, label, valid = drawn()
     expected_weights = np.ones(3) if weights is None else np.array(WEIGHTS)
@@ -50,7 +50,7 @@ def test_losses_are_pytorchs(x64, weights, gamma):
         balanced = compute_class_weight("balanced", classes=np.arange(2), y=label[valid])
         expected_weights = np.append(balanced, 0)
     chosen = task.classification(class_weights=weights, focal=gamma)
-    value, slope = jax.value_and_grad(chosen.loss)(jnp.asarray(logits), label, valid)
+    value, slope = jax.jit(jax.value_and_grad(chosen.loss))(jnp.asarray(logits), label, valid)
     expected, gradient = theirs(logits[valid], label[valid], expected_weights, gamma)
     np.testing.assert_allclose(value, expected, rtol=1e-12)
     np.testing.assert_allclose(slope[valid], gradient, rtol=1e-10, atol=1e-15)
@@ -70,11 +70,7 @@ def test_a_sure_answer_has_a_finite_gradient():
 @pytest.mark.parametrize("weights", [[-1, 1, 1], [0, 0, 0], "balaned", [np.nan, 1, 1], [1, 2], {}])
 def test_wrong_weights_are_refused(weights):
     with pytest.raises(ValueError, match="class_weights"):
-        task.classification(class_weights=weights).loss(*drawn())
-    with pytest.raises(ValueError, match="class_weights"):
-        fb.task.segmentation(2, class_weights=[1, 2, 3]).loss(
-            jnp.zeros((1, 2, 2, 2)), {"mask": np.zeros((1, 2, 2), np.uint8)}, np.ones(1, bool)
-        )
+        task.classification(class_weights=weights).loss(jnp.zeros((30, 3)), *drawn()[1:])
 
 
 def test_a_client_is_balanced_by_its_own_labels():
@@ -119,10 +115,9 @@ def test_measures_of_one_class_are_undefined_and_in_no_mean():
     assert summary["measures_over"]["loss"] == 3
 
 
-@pytest.mark.parametrize("clients", ["map", "vmap"])
-def test_each_clients_gradient_is_clipped_as_by_optax(clients):
+def test_each_clients_gradient_is_clipped_as_by_optax():
     config = runs.config(optimizer__name="sgd:clip=0.1", optimizer__weight_decay=0.5)
-    method = fedavg(PLAIN, local_optimizer(config), share=nothing, clients=clients)
+    method = fedavg(PLAIN, local_optimizer(config), share=nothing, clients="vmap")
     batches, start = fed.batches_of((4, 4, 4)), fed.variables_of(PLAIN)
     state, _ = fed.run_rounds(method, start, batches)
     keys = config.optimizer
@@ -134,7 +129,7 @@ def test_each_clients_gradient_is_clipped_as_by_optax(clients):
             return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
         gradient = jax.grad(loss)(start["params"])
-        assert optax.global_norm(gradient) > 0.1
+        assert sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradient)) > 0.1**2
         clipped = optax.clip_by_global_norm(0.1).update(gradient, optax.EmptyState())[0]
         step = jax.tree.map(
             lambda w, g: w - keys.learning_rate * (g + 0.5 * w), start["params"], clipped
