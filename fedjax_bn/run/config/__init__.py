@@ -10,13 +10,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import Argument, parsed
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.run.config.choices import (
-    TASK_NAMES,
-    choose,
-    optimizer_of,
-    participation_of,
-    privacy_of,
-)
+from fedjax_bn.run.config.choices import TASK_NAMES, choose, participation_of, privacy_of
 from fedjax_bn.run.config.defaults import KEYS, base
 
 __all__ = ["base", "check", "choose", "override"]  # what a config file needs
@@ -51,7 +45,6 @@ def check(config: ConfigDict) -> None:
         _check_value(name, value)
     if missing := ", ".join(sorted(KEYS.keys() - values.keys())):
         raise ConfigError(f"get_config must start from run.config.base(): it lacks {missing}")
-    optimizer_of(config)
     privacy_of(config)
     participation_of(config)
     if config.task:
