@@ -11,9 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.special import ndtri
 
-from fedjax_bn.arguments.ranges import Range, UpTo1, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, Range, UpTo1, bounded
 from fedjax_bn.engine.dtypes import wide
+from fedjax_bn.engine.imbalance import (
+    BALANCED,
+    ClassWeights,
+    as_class_weights,
+    focal_losses,
+    mean_by_class,
+    sums_by_class,
+)
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
 from fedjax_bn.engine.segmentation import (
     Overlaps,
@@ -63,23 +72,58 @@ class Task(NamedTuple):
         these refuse other tasks.
       segments: C where outputs are logits f[B, H, W, C] and labels masks; 0 for other tasks.
       nested: whether a class of a mask is inside the one before, see `segmentation`.
+      balanced: whether a round gives `loss` an argument `class_weights` f[C], by client.
+      mean_loss: the loss of all samples; None for the mean of batches by their samples.
     """
 
-    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array]
+    loss: Callable[..., jax.Array]
     score: Score
     classifies: bool = False
     segments: int = 0
     nested: bool = False
+    balanced: bool = False
+    mean_loss: Score | None = None
 
 
-def classification() -> Task:
-    """Returns the task of mean cross entropy, whose score is accuracy in percent."""
-    return Task(cross_entropy, Score("accuracy", _count_right, _share_right), classifies=True)
+@bounded
+def classification(*, class_weights: ClassWeights = None, focal: AtLeast0 = 0.0) -> Task:
+    r"""Returns the task of mean cross entropy, whose score is accuracy in percent.
+
+    $\sum_i w_{y_i} (1 - p_i)^\gamma (-\log p_i) / \sum_i w_{y_i}$ for classes y of probability p
+
+    With weights it is PyTorch's `CrossEntropyLoss(weight=w)`, with gamma the focal loss (Lin et al.
+    2017, Eq. 4 and 5). Scores, and the clients' weights in the average, stay as they are.
+
+    Args:
+      class_weights: w, numbers for the classes, the same for all clients; or "balanced": as in
+        scikit-learn n / (C n_c), of the samples on which a client trains in the round. These are
+        all its own with local epochs, those drawn with local steps. No count leaves the client.
+      focal: gamma, at least 0.
+
+    Raises:
+      ValueError: a weight is negative, or all are 0; at use, there are not as many as outputs.
+    """
+    weights, score = as_class_weights(class_weights), Score("accuracy", _count_right, _share_right)
+    if weights is None and not focal:
+        return Task(cross_entropy, score, classifies=True)
+    loss = partial(cross_entropy, class_weights=weights, focal=focal)
+
+    def of_batch(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+        return sums_by_class(*_losses(logits, label, valid, focal), logits.shape[-1])
+
+    mean = weights and Score("loss", of_batch, lambda sums: mean_by_class(sums.sum(0), weights))
+    return Task(loss, score, classifies=True, balanced=weights == BALANCED, mean_loss=mean or None)
 
 
 @bounded
 def segmentation(
-    classes: _Classes, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
+    classes: _Classes,
+    *,
+    dice: UpTo1 = 0.5,
+    by_sample: bool = False,
+    nested: bool = False,
+    class_weights: ClassWeights = None,
+    focal: AtLeast0 = 0.0,
 ) -> Task:
     """Returns the task of cross entropy and soft Dice, whose score is the mean Dice in percent.
 
@@ -95,17 +139,23 @@ def segmentation(
       by_sample: whether the loss takes Dice of each sample, not of the batch.
       nested: whether each class is inside the one before, as the optic cup in the disc: a class is
         then scored with all later ones.
+      class_weights, focal: as in `classification`, of pixels, in the cross entropy alone: Dice is a
+        mean over classes as it is.
 
     Raises:
-      ValueError: `classes` is out of its range; at use, logits are of another number of classes.
+      ValueError: an argument is out of its range; at use, logits or weights do not fit `classes`.
     """
 
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
         predicted = logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)
         return overlaps(predicted, label, valid, classes, nested=nested)
 
+    weights, score = as_class_weights(class_weights), Score("Dice", of_batch, _mean_dice)
     loss = partial(segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)
-    return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes, nested=nested)
+    if weights or focal:
+        loss = partial(loss, class_weights=weights, focal=focal)
+    balanced = weights == BALANCED
+    return Task(loss, score, segments=classes, nested=nested, balanced=balanced)
 
 
 def _mean_dice(overlaps: Overlaps) -> jax.Array:
@@ -136,6 +186,46 @@ def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
+class Area(NamedTuple):
+    """An area under the ROC curve and its 95 % limits, in 0 to 1; NaN if they are undefined."""
+
+    area: float
+    low: float
+    high: float
+
+
+def auc(probabilities: np.ndarray, labels: np.ndarray) -> Area:
+    """Returns the area under the ROC curve of probabilities f[N, C] and labels [N].
+
+    Of two classes it is the area of the second, else the mean over the classes that occur, of each
+    against all others; of one class it is undefined. The variance is DeLong's (Biometrics 44, 1988)
+    in O(N log N), as of Sun and Xu (IEEE Signal Processing Letters 21, 2014), of a mean that of the
+    sum of placements. The limits are at 1.96 deviations, within [0, 1], and undefined if a class
+    has one sample. Raises the errors of `accuracy`.
+    """
+    probabilities, labels = _answers(probabilities, labels)
+    classes, occurring = probabilities.shape[1], np.unique(labels)
+    if len(occurring) < 2:
+        return Area(np.nan, np.nan, np.nan)
+    areas, placements = [], np.zeros(len(labels))
+    for number in [1] if classes == 2 else occurring:
+        scores, is_class = probabilities[:, number], labels == number
+        for rows, share in ((is_class, 1), (~is_class, -1)):
+            # The share of the other side that a sample ranks above; equal ones count as a half.
+            against = np.sort(scores[~rows])
+            ranks = [np.searchsorted(against, scores[rows], side) for side in ("left", "right")]
+            above = sum(ranks) / (2 * len(against))
+            placements[rows] += share * above / rows.sum()
+            areas += [above.mean()] if rows is is_class else []
+    groups = [placements[labels == number] for number in occurring]
+    area = float(np.mean(areas))
+    if min(map(len, groups)) < 2:
+        return Area(area, np.nan, np.nan)
+    variance = sum(len(group) * group.var(ddof=1) for group in groups) / len(areas) ** 2
+    margin = float(ndtri(0.975) * np.sqrt(variance))
+    return Area(area, max(area - margin, 0.0), min(area + margin, 1.0))
+
+
 def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns both on the host, labels as i32[N]; raises ValueError if they do not fit."""
     outputs, labels = np.asarray(outputs), np.asarray(labels)
@@ -147,15 +237,32 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
-def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def cross_entropy(
+    logits: jax.Array,
+    label: jax.Array,
+    valid: jax.Array,
+    *,
+    class_weights: Any = None,
+    focal: float = 0.0,
+) -> jax.Array:
     """Returns the mean cross entropy f[] of logits f[B, classes] and labels i32[B].
 
-    It is over the valid bool[B] samples whose label is a class, in at least float32.
+    It is over the valid bool[B] samples whose label is a class, in at least float32; the options
+    are those of `classification`, or class weights f[classes].
     """
+    losses, label, counts = _losses(logits, label, valid, focal)
+    if class_weights is None:
+        return masked_mean(losses, counts)
+    return mean_by_class(sums_by_class(losses, label, counts, logits.shape[-1]), class_weights)
+
+
+def _losses(
+    logits: jax.Array, label: jax.Array, valid: jax.Array, focal: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     label, in_range = known_labels(label, logits.shape[-1])
     # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
     losses = optax.softmax_cross_entropy_with_integer_labels(wide(logits), label)
-    return masked_mean(losses, valid & in_range)
+    return focal_losses(losses, focal), label, valid & in_range
 
 
 def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from fedjax_bn import methods, sharing  # noqa: E402
 from fedjax_bn.arguments.errors import ConfigError, UserError  # noqa: E402
 from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
+from fedjax_bn.run.config.choices import optimizer_of  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment, read_values  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
@@ -66,8 +67,10 @@ def join(
       The client's state, and {"received": percent, "joined": percent}, its accuracy before and
       after.
     """
-    of_keys, rate = OPTIMIZERS[config.optimizer.name], config.optimizer.learning_rate
-    optimizer = batch_norm_only(of_keys(config.optimizer, rate), variables)
+    (name, clip), rate = optimizer_of(config), config.optimizer.learning_rate
+    optimizer = batch_norm_only(OPTIMIZERS[name](config.optimizer, rate), variables)
+    if clip:
+        optimizer = optax.chain(optax.clip_by_global_norm(clip), optimizer)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
     # `mesh=None`: a single client cannot be divided among devices

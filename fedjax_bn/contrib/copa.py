@@ -57,7 +57,7 @@ def copa(
         return with_gates(require_batch_norm("copa", variables, "set gates=False"))
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        images, valid = learned.read(variables, batch, key), batch["valid"]
+        images = learned.read(variables, batch, key)
         require_linear("copa", learned.model, variables, images)
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
@@ -68,7 +68,7 @@ def copa(
             client_logits += received.server["bias"][:, None]
 
         def loss_of(logits: jax.Array) -> jax.Array:
-            return learned.task.loss(logits, batch["label"], valid)
+            return learned.loss(logits, batch)
 
         losses = jax.vmap(loss_of)(client_logits)
         # The own classifier is applied too and masked, so that all clients share one program.

@@ -92,9 +92,7 @@ def decomposed_objective(learned: Learning, specific: float, penalty: float) -> 
         specific_logits += layers["bias"][:, None]
         client_logits = jnp.tanh(layers["common"]) * common
         client_logits += jnp.tensordot(weights, specific_logits, 1)
-        loss, by_domain = (
-            learned.task.loss(logits, batch["label"], valid) for logits in (common, client_logits)
-        )
+        loss, by_domain = (learned.loss(logits, batch) for logits in (common, client_logits))
         # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
         gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)  # one matrix for each class

@@ -67,7 +67,7 @@ def gperxan(  # type: ignore[misc] # its own default
         return {COLLECTION: _norms(require_batch_norm("gperxan", variables)), **variables}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        images, valid = learned.read(variables, batch, key), batch["valid"]
+        images = learned.read(variables, batch, key)
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
         # The received head stays as it is in a round, so no gradient of it is taken.
         head = complete(join(received.shared, received.personal))["params"]
@@ -76,7 +76,7 @@ def gperxan(  # type: ignore[misc] # its own default
         logits = out.features @ head["kernel"].astype(out.features.dtype)
         if "bias" in head:
             logits += head["bias"].astype(logits.dtype)
-        return loss + weight * learned.task.loss(logits, batch["label"], valid), (loss, out.moved)
+        return loss + weight * learned.loss(logits, batch), (loss, out.moved)
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),

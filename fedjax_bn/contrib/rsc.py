@@ -64,7 +64,7 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
         fixed, label = jax.lax.stop_gradient(out.features), batch["label"]
         mask = _muted_mask(classify, fixed, out.outputs, label, valid, features, share)
         muted = out.features * jax.lax.stop_gradient(mask)
-        loss = learned.task.loss(classify(muted), label, valid)
+        loss = learned.loss(classify(muted), batch)
         return loss, (loss, out.moved)
 
     return objective

@@ -1,6 +1,6 @@
 """SNR (Jin, Lan, Zeng & Chen, TMM 2021): removes styles, and restores what separates classes."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 from zlib import crc32
@@ -86,7 +86,8 @@ def snr(
         with _restoring(variables[COLLECTION], means):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         require_maps("snr", variables[COLLECTION], means)
-        terms = head_losses(means, variables[HEADS], label, valid)
+        heads = variables[HEADS]
+        terms = head_losses(means, heads, label, valid, lambda x, *_: learned.loss(x, batch))
         return loss + weight * terms.astype(loss.dtype), (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
@@ -94,9 +95,10 @@ def snr(
 
 
 def head_losses(
-    means: Mapping[str, jax.Array], heads: PyTree, label: jax.Array, valid: jax.Array
-) -> jax.Array:
-    """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`.
+    means: Mapping[str, jax.Array], heads: PyTree, label: jax.Array, valid: jax.Array,
+    loss: Callable[..., jax.Array] = cross_entropy,
+) -> jax.Array:  # fmt: skip
+    """Returns the sum over places plus the last place's loss, f[]; see `snr`.
 
     `means` has for each place those of n, x+ and x- over positions, f[3, B, C].
     """
@@ -113,7 +115,7 @@ def head_losses(
         # log(1 + exp(-t)) is softplus(-t), which does not overflow.
         total += jax.nn.softplus(restored - normalized) + jax.nn.softplus(normalized - complement)
         last_logits = logits[1]
-    return total + cross_entropy(last_logits, label, valid)
+    return total + loss(last_logits, label, valid)
 
 
 def _hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_bn.arguments.text import one_line
@@ -135,7 +136,7 @@ def response(
     SCAFFOLD and FedDC divide a client's change x - y_k by it to get its mean gradient, FedNova to
     normalize the change (Wang et al. 2020, Section 4.1). It is exact for optimizers that are linear
     in their gradients (SGD, at the rates of the round), and nominal for others (Adam). Weight decay
-    is a part of gradients.
+    is a part of gradients, and so is clipping: the gradients of the mean are clipped ones.
 
     `steps` is i32[], at most `most_steps`. The response is f[], or a tree of f[1, ..., 1] if masks
     or labels make the optimizer treat parameters differently.
@@ -145,12 +146,15 @@ def response(
     fresh_state = jax.eval_shape(lambda tree: start(optimizer, tree), {"params": params})
     if _holds(fresh_state, _BY_PARAMETER):
         trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
-    ones, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
+    value = jnp.zeros((), dtype)
+    with jax.ensure_compile_time_eval():
+        size = _unclipped_size(optimizer, jax.tree.map(lambda x: np.zeros(x.shape, dtype), trained))
+    gradients = jax.tree.map(lambda x: jnp.full_like(x, size), trained)
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
         # The weight is 0 in every step: its decay adds nothing, and the new weight is the update.
-        update, state_after = descend(optimizer, ones, state, trained, round, value)
+        update, state_after = descend(optimizer, gradients, state, trained, round, value)
         go = step < steps
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, state_after), None
@@ -158,7 +162,22 @@ def response(
     # One number for each parameter suffices: the gradient is 1 in all its entries.
     begin = (trained, start(optimizer, trained))
     (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most_steps, dtype=steps.dtype))
-    return way["params"]
+    return way["params"] if size == 1 else jax.tree.map(lambda w: w / size, way["params"])
+
+
+def _unclipped_size(optimizer: optax.GradientTransformation, zeros: PyTree) -> float:
+    """Returns the size of gradients for `response`: 1, or a smaller one if a clip changes 1."""
+
+    def moved(size: float) -> list[np.ndarray]:
+        gradients = jax.tree.map(lambda x: jnp.full_like(x, size), zeros)
+        state = start(optimizer, zeros)
+        step, _ = descend(optimizer, gradients, state, zeros, 0, jnp.zeros(()))
+        return [np.asarray(x) / size for x in jax.tree.leaves(step)]
+
+    # Powers of 2, so that what is linear in small gradients (SGD, not Adam) is so exactly.
+    of_one, small, smaller = moved(1.0), moved(2.0**-20), moved(2.0**-21)
+    is_linear = all(map(np.array_equal, small, smaller))
+    return 2.0**-20 if is_linear and not all(map(np.array_equal, of_one, small)) else 1.0
 
 
 def for_each(way: PyTree, like: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.engine.dtypes import wide
+from fedjax_bn.engine.imbalance import focal_losses, mean_by_class, sums_by_class
 from fedjax_bn.engine.inputs import UNLABELLED
 
 _EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
@@ -37,6 +38,8 @@ def segmentation_loss(
     *,
     dice: float = 0.5,
     by_sample: bool = False,
+    class_weights: Any = None,
+    focal: float = 0.0,
 ) -> jax.Array:
     r"""Returns $(1 - a) H + a (1 - D)$ f[], cross entropy H and soft Dice D with the share a.
 
@@ -44,7 +47,8 @@ def segmentation_loss(
 
     The sums are over the labelled pixels of the valid samples of a batch, or of each sample
     (`by_sample`), whose D are then averaged. D is the mean over the classes without the background,
-    H that over the labelled pixels of the valid samples. All is at least float32.
+    H that over the labelled pixels of the valid samples, by `class_weights` and `focal` as in
+    `task.classification`. All is at least float32.
 
     Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
     u8[B, H, W] has a value from `classes` on for no label. ValueError if their shapes do not fit.
@@ -61,7 +65,12 @@ def segmentation_loss(
     truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype)
     # Not by an index, whose gradient is a scatter, which runs value by value.
     entropy = jax.nn.logsumexp(logits, -1) - jnp.where(truth == 1, logits, 0).sum(-1)
-    total = (entropy * seen).sum() / jnp.maximum(seen.sum(), 1)
+    entropy = focal_losses(entropy, focal)
+    if class_weights is None:
+        total = (entropy * seen).sum() / jnp.maximum(seen.sum(), 1)
+    else:
+        sums = sums_by_class(entropy, mask, labelled, logits.shape[-1])
+        total = mean_by_class(sums, class_weights)
     probability = jax.nn.softmax(logits) * seen[..., None]
     truth = truth * seen[..., None]
     axes = (1, 2) if by_sample else (0, 1, 2)

@@ -217,7 +217,7 @@ def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) ->
         # An unseen client would have these statistics, which the adapter learns to correct.
         received_statistics = {**variables, STATISTICS: received.server}
         out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
-        value = learned.task.loss(out.outputs, batch["label"], valid)
+        value = learned.loss(out.outputs, batch)
         return value, (value, {})
 
     return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.arguments.ranges import bounded
-from fedjax_bn.client import Client, Finish, Load, Train, look_up, train_locally
+from fedjax_bn.client import Client, Finish, Load, LocalUpdate, Train, look_up, train_locally
 from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare, standardize
+from fedjax_bn.engine.imbalance import balanced, sums_by_class
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.engine.privacy import Privacy
@@ -25,7 +27,7 @@ from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import PyTree, SharingRule, Variables, batch_norm_paths
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, batch_norm_paths, complete, join
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
 
@@ -88,7 +90,12 @@ class Learning(NamedTuple):
         """
         valid = batch["valid"]
         out = forward(self.model, variables, images, train=True, valid=valid, key=key, **options)
-        return self.task.loss(out.outputs, batch["label"], valid), out
+        return self.loss(out.outputs, batch), out
+
+    def loss(self, outputs: PyTree, batch: Batch) -> jax.Array:
+        """Returns the task's loss f[] over the valid samples of a batch."""
+        weights = {name: batch[name] for name in ("class_weights",) if name in batch}
+        return self.task.loss(outputs, batch["label"], batch["valid"], **weights)
 
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
         """Returns the number of classes; None without classes, or if outputs are not [B, classes].
@@ -167,6 +174,7 @@ def method_of(
     if learned is not None:
         load = local.get("load") or look_up
         federate_options["classes"] = functools.partial(learned.classes, load)
+        client = _balanced(client, learned, load) if learned.task.balanced else client
     method = federate(around(client), **federate_options)._replace(learned=learned)
     if start is None:
         return method
@@ -176,6 +184,23 @@ def method_of(
         return method.init(key, start(key, variables), num_clients)
 
     return method._replace(init=init)
+
+
+def _balanced(client: Client, learned: Learning, load: Load) -> Client:
+    """Returns the client whose batches have "class_weights" f[C], of the labels of the round."""
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        label, valid, classes = batches["label"], batches["valid"], learned.task.segments
+        if classes:
+            label = label["mask"]
+        else:
+            variables = complete(join(received.shared, received.personal))
+            classes = learned.classes(load, variables, batches) or 1
+        counts = sums_by_class(jnp.ones(label.shape), label, valid, classes)[1]
+        weights = jnp.broadcast_to(balanced(counts), (len(valid), classes))  # for each step
+        return client.run(received, batches | {"class_weights": weights}, key)
+
+    return client._replace(run=run)
 
 
 def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
@@ -197,7 +222,7 @@ def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> O
         options: dict[str, Any] = {"statistics": statistics, "valid": valid, "key": key}
         # Not by `trained`, so that the call path from a round to the model is one frame shorter.
         out = forward(learned.model, variables, images, train=True, **options)
-        loss = learned.task.loss(out.outputs, batch["label"], valid)
+        loss = learned.loss(out.outputs, batch)
         return loss, (loss, out.moved)
 
     return objective

@@ -94,6 +94,8 @@ def validation_loss(
 ) -> Score:
     """As `validation_score`, with the mean loss of the samples; lower is better."""
     task = task or classification()
+    if score := task.mean_loss:
+        return _over_validation(model, prepare, statistics, score.of_batch, score.of_all)
 
     def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         return task.loss(outputs, label, valid), valid.sum(dtype=jnp.int32)

@@ -18,7 +18,7 @@ from fedjax_bn.report.blocks import TableCell, block
 from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.report.runs import Run, Variant, samples_of, samples_scored
 from fedjax_bn.training.records import Record, some_of
-from fedjax_bn.training.score_tables import heading
+from fedjax_bn.training.score_tables import OF_MEASURES, heading, in_form
 
 _COLOURS, _DASHES = 8, 4
 _BOX = (46, 350, 8, 186)  # left, right, top, bottom of the area of curves in 360 x 220 units
@@ -31,6 +31,7 @@ _GREATEST = 1e100  # larger absolute values are not drawn
 # name in a summary -> (column head, number format, whether more is better)
 _MEASURES = {
     "balanced_accuracy": ("balanced accuracy %", ".1f", True),
+    "sensitivity": ("sensitivity %", ".1f", True),
     "auc": ("AUC", ".3f", True),
     "loss": ("cross entropy", ".3f", False),
     "ece": ("calibration error %", ".1f", False),
@@ -41,6 +42,9 @@ _MEASURES = {
     "assd_pixels": ("ASSD pixels", ".2f", False),
     "undefined": ("distances undefined", ".1f", False),
 }
+_BESIDE = ("counts", "auc_interval")  # lists of numbers beside measures
+# Measures that need two classes -> what stands in the small lines of their cells.
+_WITH_NOTES = {"balanced_accuracy": _BESIDE[:1], "sensitivity": _BESIDE[:1], "auc": _BESIDE}
 # label -> measure -> column -> values of the seeds
 _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -222,11 +226,12 @@ def _by_adaptation(entry: Record, key: str, measure: str) -> dict[str, Record]:
         rows: dict[str, Record] = {}
         for domain, values in entry.items():
             for adaptation, value in values.items():
-                score = value.get(measure) if measure else value
-                rows.setdefault(adaptation, {})[domain] = score
+                if not measure or measure in value:
+                    score = value[measure] if measure else value
+                    rows.setdefault(adaptation, {})[domain] = score
         return rows
     row = entry.get(measure, {}) if measure else entry
-    if not row or key == "weights":  # which sum to 1, so their mean shows nothing
+    if not row or key == "weights" or measure in _BESIDE:  # whose mean shows nothing
         return {"": row}
     finite = [value for value in row.values() if value is not None and np.isfinite(value)]
     return {"": {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)} | row}
@@ -243,7 +248,8 @@ def measures_section(variants: Sequence[Variant]) -> list[Markup]:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
     run = variants[0].runs[0]
     forms = _forms_of_measures(run.data.get("classes", []))
-    inside, outside = (_measures_of(variants, whom, forms) for whom in ("internal", "unseen"))
+    names = (*forms, *_BESIDE)
+    inside, outside = (_measures_of(variants, whom, names) for whom in ("internal", "unseen"))
     if run.score not in ("accuracy", "Dice") or not (inside or outside):
         return []
     clients, domains = samples_of(variants, "internal"), samples_of(variants, "unseen")
@@ -254,15 +260,17 @@ def measures_section(variants: Sequence[Variant]) -> list[Markup]:
             for label, measures in rows.items()
         }
         recorded = {name for measures in rows.values() for name in measures}
-        overview += _table(whom, means, {n: form for n, form in forms.items() if n in recorded})
+        notes = {label: _means_over(measures) for label, measures in rows.items()}
+        columns = {n: form for n, form in forms.items() if n in recorded}
+        overview += _table(whom, means, columns, notes)
     details = []
     for name, (head, form, is_gain) in forms.items():
         for whom, rows in ((clients, inside), (domains, outside)):
             scores = {label: values[name] for label, values in rows.items() if name in values}
-            columns = {
-                column: (column, form, is_gain) for values in scores.values() for column in values
-            }
-            details += _table(f"{head}, {whom}", scores, columns)
+            notes = {label: _notes(values, name) for label, values in rows.items()}
+            cells = chain(*notes.values(), *scores.values())
+            columns = {column: (column, form, is_gain) for column in cells if scores}
+            details += _table(f"{head}, {whom}", scores, columns, notes)
     return [*overview, block("folded", "By client and domain", details)]
 
 
@@ -274,26 +282,49 @@ def _measures_of(variants: Sequence[Variant], whom: str, names: Iterable[str]) -
         for name in names:
             for adaptation, values in _by_adaptation(measures, whom, name).items():
                 for column, value in values.items():
-                    if value is not None and np.isfinite(value):
-                        measured = rows.setdefault(heading((label, adaptation)), {})
-                        measured.setdefault(name, {}).setdefault(column, []).append(value)
+                    measured = rows.setdefault(heading((label, adaptation)), {})
+                    scores = measured.setdefault(name, {})
+                    if value is not None and np.all(np.isfinite(value)):
+                        scores.setdefault(column, []).append(value)
     return rows
+
+
+def _notes(measures: Mapping[str, Mapping[str, list]], name: str) -> dict[str, list[str]]:
+    """Returns column -> the counts and the interval of a measure, means over seeds; {} for none."""
+    if name not in _WITH_NOTES:
+        return {}
+    notes = {MEAN: _means_over(measures)[name]} if MEAN in measures.get(name, ()) else {}
+    for beside in _WITH_NOTES[name]:
+        for column, values in measures.get(beside, {}).items():
+            text = in_form(np.mean(values, axis=0).tolist(), OF_MEASURES[beside])
+            notes.setdefault(column, []).append(text)
+    return notes
+
+
+def _means_over(measures: Mapping[str, Mapping[str, list]]) -> dict[str, list[str]]:
+    """Returns measure -> over how many clients or domains its mean is, of those that need two."""
+    total = len(measures.get("counts", ()))
+    over = {name: len({*measures.get(name, ())} - {MEAN}) for name in _WITH_NOTES}
+    return {name: [f"{count} of {total}"] * (total > 0) for name, count in over.items()}
 
 
 def _table(
     caption: str,
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
+    notes: Mapping[str, Mapping[str, list[str]]],
 ) -> list[Markup]:
     """Returns means over seeds of label -> column -> values, the best of each column bold."""
     if not rows:
         return []
     cells: list[list[object]] = [[label] for label in rows]
     for column, (_, form, is_gain) in columns.items():
-        means = [float(np.mean(row[column])) if column in row else None for row in rows.values()]
+        means = [float(np.mean(row[column])) if row.get(column) else None for row in rows.values()]
         numbers = [mean for mean in means if mean is not None]
         best = (max if is_gain else min)(numbers) if len(numbers) > 1 else None
         for line, mean in zip(cells, means, strict=True):
-            line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
+            small = notes[line[0]].get(column, ())
+            text = in_form(mean, form) if small or mean is not None else ""
+            line.append(TableCell(text, small, best=mean is not None and mean == best))
     heads = ["", *(head for head, _, _ in columns.values())]
     return [block("sortable_table", caption[:1].upper() + caption[1:], heads, cells)]

@@ -118,11 +118,15 @@ def evaluate(folder: Path, request: Request) -> None:
     part, score = score_tables.part_tested(result), result.get("score", "accuracy")
     tested = "" if part == "test" else f"{part} "
     measures = result.get("measures", {"internal": {}, "unseen": {}})
+    inside = _transposed(measures["internal"])
+    if "mean" in inside and "counts" in measures["internal"]:
+        over = result["measures_over"]
+        inside["mean"]["counts"] = f"{over['auc']} of {over['loss']} clients have two classes"
     tables = {
         f"unseen, {score} %": _transposed(result["unseen"]),
         f"internal, {tested}{score} %": result["internal"],
         **{f"unseen, {domain}": rows for domain, rows in measures["unseen"].items()},
-        f"internal, own{tested and f' ({part})'}": _transposed(measures["internal"]),
+        f"internal, own{tested and f' ({part})'}": inside,
     }
     for title, rows in tables.items():
         if rows:
@@ -133,7 +137,7 @@ def evaluate(folder: Path, request: Request) -> None:
 def _transposed(rows: Record) -> Record:
     """Returns {column: {row: value}} of {row: {column: value}}."""
     columns = next(iter(rows.values()), {})
-    return {column: {name: row[column] for name, row in rows.items()} for column in columns}
+    return {column: {name: row.get(column) for name, row in rows.items()} for column in columns}
 
 
 def _tested(
@@ -176,6 +180,7 @@ def _tested(
         built = training_data(config, trained, about)
         inside = internal_evaluator(built)(state, has_trained, answers)
         measures["internal"] = inside.get("measures", {})
+        result["measures_over"] = inside.get("measures_over", {})
         served = _served_scores(experiment, built, state)
         result["internal"] = {"own": inside["accuracy"]} | served
         result["tested_on"] = {"internal": scored_part(built.internal.domains)}

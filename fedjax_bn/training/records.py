@@ -142,6 +142,7 @@ def summarize(
     }
     if "measures" in best:
         summary["measures"] = scores(best, "measures", "unseen_measures")
+        summary["measures_over"] = best.get("measures_over", {})
     summary |= {
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,

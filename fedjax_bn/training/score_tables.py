@@ -9,7 +9,9 @@ from fedjax_bn.arguments.text import shown
 from fedjax_bn.data.domain import part_of_all
 
 _MEAN = ("mean", "")
-OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that are not percentages
+# Number formats of measures that are not percentages.
+OF_MEASURES = {"loss": ".3f", "auc": ".3f", "auc_interval": ".3f", "counts": ".0f"}
+_MOST_COUNTS = 10  # classes whose numbers of samples are shown
 
 
 def comparison(rows: Sequence[Sequence[dict[str, Any]]]) -> str:
@@ -88,12 +90,22 @@ def by_target(
 
 
 def accuracies(
-    rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
+    rows: Mapping[str, Mapping[str, Any]], title: str, forms: Mapping[str, str] = {}
 ) -> str:
     """Returns row name -> column -> percent as text; `forms` are other columns' number formats."""
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     table = [[title, *heads]]
     for name, row in rows.items():
-        forms_of_row = [(row.get(head), forms.get(head, ".1f")) for head in heads]
-        table.append([name, *("-" if x is None else f"{x:{form}}" for x, form in forms_of_row)])
+        table.append([name, *(in_form(row.get(head), forms.get(head, ".1f")) for head in heads)])
     return grid(table)
+
+
+def in_form(value: Any, form: str) -> str:
+    """Returns a number, several as "30/12", or "-" for None; of many counts the sum."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if isinstance(value, float | int):
+        return f"{value:{form}}"
+    if len(value) > _MOST_COUNTS:
+        return f"{sum(value):{form}} in {len(value)} classes"
+    return "/".join(f"{x:{form}}" for x in value)

@@ -55,6 +55,21 @@ def test_every_measure_has_its_own_panel_of_curves(tmp_path):
     assert names == ["fedbn [running]", "fedbn [batch]"]
 
 
+def test_measures_stand_with_their_counts_and_one_class_has_none(tmp_path):
+    place = finished(tmp_path, "fedbn", 0, {"ant": 60.0, "bee": 70.0})
+    path = place / "summary.json"
+    inside = {"auc": {"ant": 0.75, "bee": None, "mean": 0.75}}
+    inside |= {"auc_interval": {"ant": [0.5, 1.0], "bee": None}}
+    inside |= {"counts": {"ant": [30, 12], "bee": [9, 0]}}
+    summary = json.loads(path.read_text()) | {"measures": {"internal": inside, "unseen": {}}}
+    path.write_text(json.dumps(summary))
+    text = page_of(tmp_path).text.split('<p class="soft">AUC, internal')[1].split("</table>")[0]
+    mean, ant, bee = re.findall(r"<td>(?!fedbn)(.*?)</td>", text)
+    assert mean == "0.750<small>1 of 2</small>"
+    assert ant == "0.750<small>30/12</small><small>0.500/1.000</small>"
+    assert bee == "-<small>9/0</small>"
+
+
 def test_of_many_variants_the_best_and_the_baseline_are_in_colour(tmp_path):
     """The later methods are the better ones, and the baseline is the worst."""
     for rank, method in enumerate(METHODS):

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import norm
 from sklearn import metrics
 
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.report.results import difference_of_parts, over_seeds, welch
-from fedjax_bn.task import accuracy, classification, confusion
+from fedjax_bn.task import accuracy, auc, classification, confusion
 from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.answers import Answers, read_answers, write_answers
 
@@ -41,6 +42,9 @@ def test_measures_are_those_of_scikit_learn(classes):
     expected = metrics.roc_auc_score(*area, multi_class="ovr")
     np.testing.assert_allclose(found["auc"], expected, rtol=1e-12)
     np.testing.assert_allclose(found["loss"], metrics.log_loss(told, p))
+    if classes == 2:
+        sensitivity = 100 * metrics.recall_score(told, said)
+        np.testing.assert_allclose(found["sensitivity"], sensitivity, rtol=1e-12)
     balanced = 100 * metrics.balanced_accuracy_score(told, said)
     np.testing.assert_allclose(found["balanced_accuracy"], balanced, rtol=1e-12)
     np.testing.assert_allclose(answers.percent, 100 * metrics.accuracy_score(told, said))
@@ -62,14 +66,39 @@ def test_public_scores_are_those_of_scikit_learn():
     assert accuracy(np.zeros((0, 3)), np.zeros(0, int)) == 0
 
 
+def placements_of(scores, positive):
+    """How often each sample is ranked right against one of the other side, by all pairs."""
+    pairs = np.sign(scores[positive][:, None] - scores[~positive]) / 2 + 0.5
+    placements = np.empty(len(scores))
+    placements[positive], placements[~positive] = pairs.mean(1), pairs.mean(0)
+    return placements
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_areas_interval_is_delongs(classes):
+    """Of a mean of areas by its gradient: a sample moves each by its placement over its side."""
+    answers = some_answers(classes)  # with ties
+    label, p = answers.label, answers.probabilities
+    numbers = range(classes) if classes > 2 else [1]
+    sides = [label == number for number in numbers]
+    placed = [placements_of(p[:, number], label == number) for number in numbers]
+    area = np.mean([x[side].mean() for x, side in zip(placed, sides, strict=True)])
+    moves = sum(x / np.where(s, s.sum(), (~s).sum()) for x, s in zip(placed, sides, strict=True))
+    groups = [moves[label == number] / len(numbers) for number in range(classes)]
+    deviation = np.sqrt(sum(len(group) * np.var(group, ddof=1) for group in groups))
+    limits = area + np.array([0, -1, 1]) * norm.ppf(0.975) * deviation
+    np.testing.assert_allclose(auc(p, label), limits.clip(0, 1), rtol=1e-12)
+
+
 def test_the_area_is_the_mean_over_the_classes_that_have_samples():
     answers = some_answers(3)
     wider = Answers(np.pad(answers.logits, ((0, 0), (0, 2)), constant_values=-99), answers.label)
     np.testing.assert_allclose(measure(wider)["auc"], measure(answers)["auc"], rtol=1e-12)
-    one = Answers(answers.logits, np.zeros_like(answers.label))
-    assert np.isnan(measure(one)["auc"])
-    nothing = measure(Answers(np.zeros((0, 3)), np.zeros(0, int)))
-    assert np.isnan([*nothing.values()]).all()
+    one = measure(Answers(answers.logits[:, :2], np.zeros_like(answers.label)))
+    undefined = "auc", "auc_interval", "balanced_accuracy", "sensitivity"
+    assert all(np.isnan(one[name]).all() for name in undefined)
+    assert one["counts"] == [60, 0]
+    assert np.isnan(auc([[0.2, 0.8], [0.7, 0.3], [0.6, 0.4]], [1, 0, 0])[1:]).all()
 
 
 def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy_by_bin():

@@ -141,7 +141,8 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
     assert "unseen, accuracy %   dog\n" in text
     assert "internal, validation accuracy %   ant   bee   cow  mean" in text
     for start in ("unseen, dog", r"internal, own \(validation\)"):
-        assert re.search(rf"{start} +loss  balanced_accuracy +auc +ece\n", text)
+        heads = "loss balanced_accuracy auc auc_interval ece counts".replace(" ", " +")
+        assert re.search(rf"{start} +{heads}\n", text)
     assert str(finished[0] / "evaluations" / "evaluation.json") in text
 
 

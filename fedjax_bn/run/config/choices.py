@@ -42,8 +42,19 @@ class _Participation(NamedTuple):
     trace: str = ""
 
 
-# Key -> name -> the type of its options.
+class _Optimizer(NamedTuple):
+    """Rate, momentum and weight decay have keys of their own.
+
+    Attributes:
+      clip: Global norm to which a client's gradient is clipped in each step; by default none.
+    """
+
+    clip: Above0 | None = None
+
+
+# Key, or kind of `fedjax-bn list` -> name -> the type of its options.
 CLOSED: dict[str, Table] = {
+    "optimizers": dict.fromkeys(("sgd", "adam"), _Optimizer),
     "participation": dict.fromkeys(("uniform", "by_size"), _Participation),
     "privacy": dict.fromkeys(("server", "client"), _Privacy),
 }
@@ -58,6 +69,12 @@ def privacy_of(config: ConfigDict) -> _Privacy | None:
         return None
     at, options = closed_choice("privacy", config.privacy, CLOSED["privacy"], "at")
     return _Privacy(at, **options)
+
+
+def optimizer_of(config: ConfigDict) -> tuple[str, float | None]:
+    """Returns the name and the clip in the key `optimizer.name`, such as `sgd:clip=1`."""
+    name, options = closed_choice("optimizer.name", config.optimizer.name, CLOSED["optimizers"])
+    return name, options.get("clip")
 
 
 def participation_of(config: ConfigDict) -> _Participation:

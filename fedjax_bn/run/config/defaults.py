@@ -84,8 +84,8 @@ KEYS = {
     ),
     "task": _key(
         "",
-        "What is learned: classification, detection:class_gain=2 or segmentation:nested=True, see "
-        "`list tasks`. Empty: what the labels say.",
+        "What is learned: classification:class_weights=balanced, detection:class_gain=2 or "
+        "segmentation:nested=True, see `list tasks`. Empty: what the labels say.",
     ),
     "pretrained": _key("", "Weights from which clients start: a file, or a name on a hub."),
     "compute_dtype": _name(
@@ -114,7 +114,9 @@ KEYS = {
     ),
     "patience": _key(0, "Rounds without better validation that end a run. 0: none.", RoundsOr0),
     "batch_size": _key(32, "Number of samples of a step.", Samples),
-    "optimizer.name": _name("Optimizer of the clients.", "sgd", "adam"),
+    "optimizer.name": _key(
+        "sgd", "Optimizer of the clients: sgd or adam; with a clip of gradients, sgd:clip=1."
+    ),
     "optimizer.learning_rate": _key(0.01, "Full learning rate of the clients' steps.", Above0),
     "optimizer.schedule": _key(
         "constant",

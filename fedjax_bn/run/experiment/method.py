@@ -31,7 +31,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
 from fedjax_bn.models.classifier import all_but_head, only_head
-from fedjax_bn.run.config.choices import choice_of, privacy_of
+from fedjax_bn.run.config.choices import choice_of, optimizer_of, privacy_of
 from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.task import Task, classification
 
@@ -126,7 +126,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
     def make(model: Any, prepare: Prepare, load: Load, task: Task) -> FederatedMethod:
         arguments = options | {"prepare": prepare, "load": load}
-        if not task.classifies:  # classification is the default of every method
+        if task != classification():  # the default of every method
             arguments["task"] = task
         for key in ("share", "frozen"):
             if arguments.get(key) in _OF_THE_MODEL:
@@ -262,7 +262,8 @@ def has_own_weighing(method: str) -> bool:
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns the clients' optimizer; a schedule or a warm-up changes its rate by round."""
     keys = config.optimizer
-    make, warmup = OPTIMIZERS[keys.name], keys.warmup_rounds
+    name, clip = optimizer_of(config)
+    make, warmup = OPTIMIZERS[name], keys.warmup_rounds
     # A constant rate stays a number: the program of a round then does not compute it.
     if keys.schedule == "constant" and not warmup:
         optimizer = make(keys, keys.learning_rate)
@@ -277,7 +278,8 @@ def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
         optimizer = by_round(lambda round: make(keys, rate(round)))
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
-    return optimizer
+    # First, as PyTorch's users clip: the weight decay is not clipped.
+    return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:

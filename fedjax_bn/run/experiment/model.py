@@ -96,7 +96,7 @@ def choose_task(config: ConfigDict, model: Any, internal: Dataset, images: jax.A
         raise _unsuited(f"config.task={name}", internal, task)
     if kind == BOXES:
         return _detection(model.anchors, **options)
-    return segmentation(internal.num_classes, **options) if kind == MASK else classification()
+    return TASKS[name](*[internal.num_classes] * (kind == MASK), **options)
 
 
 def _unsuited(choice: str, data: Dataset, remedy: str) -> ConfigError:

@@ -19,7 +19,7 @@ from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Rows, Split
 from fedjax_bn.data.labels import MASK, SPACING
 from fedjax_bn.engine.segmentation import Overlaps, as_classes, dice_and_iou
-from fedjax_bn.task import Score, Task, confusion
+from fedjax_bn.task import Score, Task, auc, confusion
 from fedjax_bn.tasks.segmentation.overlays import Picture
 from fedjax_bn.tasks.segmentation.surfaces import surface_scores, volumes_of
 from fedjax_bn.training.workdir import read_arrays, write_atomically
@@ -57,30 +57,32 @@ class Answers(NamedTuple):
         """Returns the answers at index i64[N]."""
         return Answers(self.logits[index], self.label[index])
 
-    def measures(self, split: Split) -> dict[str, float]:
-        """Returns percentages, except the loss (nats) and the area under the curve (0 to 1).
+    def measures(self, split: Split) -> dict[str, Any]:
+        """Returns percentages, except the loss (nats), `auc` and its interval (`task.auc`).
 
-        balanced_accuracy is the mean recall of the classes that occur (Brodersen et al. 2010), auc
-        the area of the second of two classes, else the mean of each class against all others, and
-        ece the calibration error (Guo et al. 2017, Eq. 3).
+        balanced_accuracy is the mean recall of the classes that occur (Brodersen et al. 2010),
+        sensitivity that of the second of two classes, ece the calibration error (Guo et al. 2017,
+        Eq. 3), `counts` are the samples of each class. What needs two classes is NaN with one.
         """
-        label, count = self.label, len(self.label)
-        if not count:
-            return dict.fromkeys(("loss", "balanced_accuracy", "auc", "ece"), np.nan)
-        p, logits = self.probabilities, self.logits.astype(np.float64)
-        loss = (logsumexp(logits, axis=-1) - logits[np.arange(count), label]).mean()
-        matrix = confusion(self.logits, label)
-        occurs = matrix.sum(1) > 0
-        recall = (matrix.diagonal()[occurs] / matrix.sum(1)[occurs]).mean()
+        label, p, logits = self.label, self.probabilities, self.logits.astype(np.float64)
+        loss = (logsumexp(logits, axis=-1) - logits[np.arange(len(label)), label]).mean()
+        matrix, (area, *interval) = confusion(self.logits, label), auc(p, label)
+        counts = matrix.sum(1)
+        occurs = (counts > 0) & (np.count_nonzero(counts) > 1)
+        recall = np.full(len(counts), np.nan)
+        recall[occurs] = 100 * matrix.diagonal()[occurs] / counts[occurs]
         confidence = p.max(-1)
         # Bins (lower, upper] are weighted by their number of samples, so sums of gaps are enough.
         place = np.ceil(confidence * _BINS).clip(1, _BINS).astype(int) - 1
         gaps = np.bincount(place, confidence - self.right, _BINS)
         return {
             "loss": float(loss),
-            "balanced_accuracy": 100 * float(recall),
-            "auc": _area(p, label),
-            "ece": 100 * float(np.abs(gaps).sum() / count),
+            "balanced_accuracy": _mean(recall),
+            **({"sensitivity": float(recall[1])} if len(recall) == 2 else {}),
+            "auc": area,
+            "auc_interval": interval,
+            "ece": 100 * float(np.abs(gaps).sum() / len(label)),
+            "counts": counts.tolist(),
         }
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
@@ -114,21 +116,6 @@ class Answers(NamedTuple):
         columns = zip(samples, self.label.tolist(), self.probabilities, strict=True)
         rows = ((sample, label, int(p.argmax()), *p.tolist()) for sample, label, p in columns)
         return ("sample", "label", "answer", *heads), rows
-
-
-def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
-    """Returns the area under the receiver operating characteristic (Mann and Whitney)."""
-    # scikit-learn gives the same numbers but takes 20 times as long: 50 ms for 200 samples.
-    areas, classes = [], probabilities.shape[1]
-    for number in [1] if classes == 2 else range(classes):
-        scores, is_class = probabilities[:, number], label == number
-        negatives, positives = np.sort(scores[~is_class]), np.sort(scores[is_class])
-        if len(negatives) and len(positives):
-            # Others below a sample of the class count as 1, equal ones count as a half.
-            below = np.searchsorted(negatives, positives, "left").sum()
-            below += np.searchsorted(negatives, positives, "right").sum()
-            areas.append(below / (2 * len(negatives) * len(positives)))
-    return float(np.mean(areas)) if areas else np.nan
 
 
 class _MaskAnswers(NamedTuple):

@@ -77,7 +77,8 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" if clients have validation samples, and "measures" of
-    the answers to the test samples, which `keep` takes too. With `train_loss` it has "train_loss",
+    the answers to the test samples, which `keep` takes too; "measures_over" says over how many
+    clients a measure's mean is, those where it is defined. With `train_loss` it has "train_loss",
     the loss of FedBN's Fig. 3: over a client's training samples, after aggregation, with its own
     model in evaluation mode. Differs from the authors' code: the mean is over samples, not over
     batches, of which the last is smaller.
@@ -128,12 +129,18 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         answers = scores["accuracy"]
         if isinstance(answers[0], AnyAnswers):
             rows = [answer.measures(test) for answer, test in zip(answers, tests, strict=True)]
-            record["measures"] = {}
+            record["measures"], record["measures_over"] = {}, {}
             for name in rows[0]:
                 values = np.array([row[name] for row in rows])
-                finite = values[np.isfinite(values)]
-                mean = {"mean": float(finite.mean()) if len(finite) else None}
+                defined = np.isfinite(values)
+                if values.ndim > 1:  # counts, and limits, which have no mean
+                    named = [x if all(np.isfinite(x)) else None for x in values.tolist()]
+                    named = dict(zip(names, named, strict=True)) if len(names) <= limit else {}
+                    record["measures"][name] = named
+                    continue
+                mean = {"mean": float(values[defined].mean()) if defined.any() else None}
                 record["measures"][name] = by_client(names, values, limit, mean=False) | mean
+                record["measures_over"][name] = int(defined.sum())
             if keep is not None:
                 for k in some_of(len(names), limit) if size else range(len(names)):
                     keep[names[k], ""] = answers[k], tests[k], scored_part([domains[k]])
@@ -180,6 +187,9 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
 
 
 def _mean_loss(task: Task) -> Score:
+    if task.mean_loss:
+        return task.mean_loss
+
     def of_batch(outputs: Any, label: Any, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss = task.loss(outputs, label, valid)
         count = valid.sum().astype(loss.dtype)
@@ -359,7 +369,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                         keep[name, adaptation] = answer, split, scored_part([domains[name]])
                     values = answer.measures(split).items()
                     rows = measures.setdefault(name, {})
-                    rows[adaptation] = {n: x if np.isfinite(x) else None for n, x in values}
+                    rows[adaptation] = {n: x if np.all(np.isfinite(x)) else None for n, x in values}
                 scores[name][adaptation] = getattr(answer, "percent", answer)
         return {"unseen": scores} | ({"unseen_measures": measures} if measures else {})
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.utils.class_weight import compute_class_weight
 
 from fedjax_bn import task
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -25,7 +26,7 @@ def ours(loss):
     return jax.jit(jax.value_and_grad(loss))
 
 
-def theirs(logits, mask, valid, share, by_sample):
+def theirs(logits, mask, valid, share, by_sample, weight=None):
     """The same with `cross_entropy` and `binary_cross_entropy_with_logits`, sample by sample."""
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
@@ -39,7 +40,7 @@ def theirs(logits, mask, valid, share, by_sample):
         foreground = torch.sigmoid(x)
     else:
         planes = x.movedim(-1, 1)
-        entropy = functional.cross_entropy(planes, mask, ignore_index=UNLABELLED)
+        entropy = functional.cross_entropy(planes, mask, weight, ignore_index=UNLABELLED)
         foreground = planes.softmax(1).movedim(1, -1)[..., 1:]
     groups = [[i] for i in range(len(mask))] if by_sample else [list(range(len(mask)))]
     found = []
@@ -62,6 +63,20 @@ def test_the_loss_and_its_gradient_are_pytorchs(classes, by_sample):
     expected, gradient = theirs(logits, mask, valid, 0.3, by_sample)
     np.testing.assert_allclose(value, expected, rtol=1e-12)
     np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_class_weights_are_pytorchs_and_scikit_learns():
+    torch = pytest.importorskip("torch")
+    logits, mask, valid = drawn()
+    pixels = mask[valid][mask[valid] != UNLABELLED]
+    balanced = compute_class_weight("balanced", classes=np.arange(CLASSES), y=pixels)
+    for weights, expected_weights in (([1, 0, 2, 7], [1.0, 0, 2, 7]), ("balanced", balanced)):
+        loss = task.segmentation(CLASSES, dice=0.3, class_weights=weights).loss
+        value, slope = ours(loss)(jnp.asarray(logits), {"mask": mask}, valid)
+        weight = torch.tensor(expected_weights).double()
+        expected, gradient = theirs(logits, mask, valid, 0.3, False, weight)
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+        np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("by_sample", [False, True])
