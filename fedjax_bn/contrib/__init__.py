@@ -18,6 +18,7 @@ from fedjax_bn.contrib.ditto import ditto
 from fedjax_bn.contrib.fedadg import fedadg
 from fedjax_bn.contrib.fedala import fedala
 from fedjax_bn.contrib.feddg import feddg
+from fedjax_bn.contrib.feddyn import feddyn
 from fedjax_bn.contrib.fedfa import fedfa
 from fedjax_bn.contrib.fedrdn import fedrdn
 from fedjax_bn.contrib.fedrep import fedrep
@@ -39,7 +40,7 @@ from fedjax_bn.contrib.sfa import sfa
 from fedjax_bn.contrib.snr import snr
 
 __all__ = [
-    "apfl", "copa", "csac", "csd", "ditto", "fedadg", "fedala", "feddg", "fedfa", "fedrdn",
-    "fedrep", "fedsam", "fedsr", "fedwon", "fixbn", "gperxan", "harmofl", "hbn", "jigen", "l2d",
-    "mixstyle", "pn", "randconv", "rsc", "selfreg", "sfa", "snr",
+    "apfl", "copa", "csac", "csd", "ditto", "fedadg", "fedala", "feddg", "feddyn", "fedfa",
+    "fedrdn", "fedrep", "fedsam", "fedsr", "fedwon", "fixbn", "gperxan", "harmofl", "hbn", "jigen",
+    "l2d", "mixstyle", "pn", "randconv", "rsc", "selfreg", "sfa", "snr",
 ]  # fmt: skip
