@@ -68,7 +68,7 @@ PASSES = {
     ),
     **dict.fromkeys(_OF_THE_SERVER + _OF_THE_CLASSIFIER, Passes()),
     **dict.fromkeys(("fedwon", "fixbn", "mixstyle", "pn"), Passes()),  # other norms, as many passes
-    "feddyn": Passes(),
+    **dict.fromkeys(("fedawa", "feddyn", "fedlws"), Passes()),
     **dict.fromkeys(("fedfa", "fedrdn"), Passes()),  # other maps or images, as many passes
     "fedcd": Passes(),  # its second derivative is of the classifier alone
     "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient

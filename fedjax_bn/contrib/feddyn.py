@@ -6,14 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import (
-    Aggregate,
-    ServerState,
-    ServerUpdate,
-    Weighing,
-    WeighingRule,
-    uniform,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
@@ -29,7 +23,7 @@ def feddyn(  # type: ignore[misc] # its own default
     optimizer: optax.GradientTransformation,
     *,
     alpha: AtLeast0 = 0.01,
-    weigh: WeighingRule | Weighing | None = uniform,
+    weigh: WeighingRule | Weighing | None = aggregation.uniform,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     r"""Clients minimize a regularized loss whose minima agree with those of the mean loss.
@@ -40,16 +34,13 @@ def feddyn(  # type: ignore[misc] # its own default
 
     $x' = \mathrm{mean}_k \, y_k - h' / \alpha$
 
-    The sum and the mean are over the round's participants, K are all clients; g_k and h start at 0.
-    A client keeps -g_k / alpha, the sum of its changes, and the server -h / alpha, so that nothing
-    is divided. They concern shared parameters only; the server averages running statistics.
-    Nothing is sent in addition to the model. The reported loss is F_k alone.
-
-    With alpha 0, where h stays 0, it is FedAvg. That is not the limit of a small alpha, for which
-    x' is x plus the clients' mean change and the sum of all mean changes so far, whatever alpha is.
+    Sum and mean are over the round's participants, K are all clients; g_k and h start at 0. Client
+    and server keep $-g_k / \alpha$ and $-h / \alpha$, sums of changes, of shared parameters only;
+    running statistics are averaged. The reported loss is F_k alone. With alpha 0, where g_k and h
+    stay 0, it is FedAvg, which is not the limit of a small alpha: there h / alpha remains.
 
     The authors' code (alpemreacar/FedDyn) also divides alpha by K p_k and clips gradients to norm
-    10; with clients of equal size and small gradients both agree.
+    10; with clients of equal size and smaller gradients both agree.
 
     Args:
       alpha: strength of the regularizer, at least 0; 0.01 in the authors' code for CIFAR-10.
@@ -57,24 +48,21 @@ def feddyn(  # type: ignore[misc] # its own default
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
-    if not alpha:
-        return method_of(gradient_step(gradient, optimizer), weigh=weigh, **federate_options)
-    return method_of(
-        gradient_step(_regularized(gradient, alpha), optimizer),
-        memory=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
-        finish=_add_change,
-        server=_add_changes(),
-        weigh=weigh,
-        **federate_options,
-    )
+
+    def no_changes(shared: PyTree, personal: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, shared["params"])
+
+    if alpha:
+        gradient = _regularized(gradient, alpha)
+        server = ServerUpdate(lambda *start: ServerState(kept=no_changes(*start)), _add_changes)
+        federate_options |= {"memory": no_changes, "finish": _add_change, "server": server}
+    return method_of(gradient_step(gradient, optimizer), weigh=weigh, **federate_options)
 
 
 def _regularized(gradient: Gradient, alpha: float) -> Gradient:
     """Returns g + alpha (w - x + d_k) over shared parameters; the client's memory is d_k."""
 
-    def regularized(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> Grads:
+    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         start = received.shared["params"]
         params, _ = split_like(variables["params"], start)
@@ -83,7 +71,7 @@ def _regularized(gradient: Gradient, alpha: float) -> Gradient:
         shared = jax.tree.map(lambda g, w, x, d: g + alpha * (w - x + d), *trees)
         return gradients | {"params": join(shared, personal)}, reported
 
-    return regularized
+    return wrapped
 
 
 def _add_change(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
@@ -94,22 +82,15 @@ def _add_change(received: Received, trained: Trained) -> tuple[Variables, PyTree
     return trained.variables, changes, ()
 
 
-def _add_changes() -> ServerUpdate:
-    """Returns the step x' = mean + d with the mean d of all clients' d_k, which stays here."""
+def _add_changes(
+    shared: PyTree, aggregate: Aggregate, state: ServerState
+) -> tuple[PyTree, ServerState]:
+    """Returns x' = mean + d with the mean d of all clients' d_k."""
+    mean, share = aggregate.mean["params"], aggregate.share
 
-    def init(shared: PyTree, personal: PyTree) -> ServerState:
-        return ServerState(kept=jax.tree.map(jnp.zeros_like, shared["params"]))
+    def added(d: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
+        return d + (y - x) * share.astype(d.dtype)
 
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
-        mean, start = aggregate.mean["params"], shared["params"]
-
-        def added(d: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
-            return d + (y - x) * aggregate.share.astype(d.dtype)
-
-        changes = jax.tree.map(added, state.kept, mean, start)
-        params = jax.tree.map(jnp.add, mean, changes)
-        return {**aggregate.mean, "params": params}, ServerState(kept=changes)
-
-    return ServerUpdate(init, update)
+    changes = jax.tree.map(added, state.kept, mean, shared["params"])
+    params = jax.tree.map(jnp.add, mean, changes)
+    return {**aggregate.mean, "params": params}, ServerState(kept=changes)

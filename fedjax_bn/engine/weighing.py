@@ -102,6 +102,14 @@ class Weighing(NamedTuple):
     # weights of the round, which sum to 1; all 0 drop the round. `start` are the shared leaves
     # before it; leaves of a client of weight 0 are meaningless. None for the weighted mean
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
+    # `reweigh(state, stacked, start, weights f[C]) -> (weights f[C], state)` of a rule that learns
+    # the weights of the mean from the same leaves; None for those of `weigh`
+    reweigh: Callable[..., tuple[jax.Array, PyTree]] | None = None
+
+    @property
+    def reads_leaves(self) -> bool:
+        """Whether it looks at the uploaded leaves, which all devices of a mesh then hold."""
+        return self.combine is not None or self.reweigh is not None
 
 
 def by_divergence() -> Weighing:

@@ -32,7 +32,7 @@ def by_roots(sizes, risks):
 
 OPTIONS = cohorts.OPTIONS | {"fedbn, by roots": {"weigh": by_roots}}
 # Weights that depend on other clients' sizes, risks or uploads are known after a first reduction.
-TWICE = {"csac", "fedcd", *OPTIONS}
+TWICE = {"csac", "fedawa", "fedcd", "fedlws", *OPTIONS}
 
 
 def begin(name, sizes, mesh=None, batch=4):

@@ -1,4 +1,4 @@
-"""MOON, FedDC, FedDyn and PerFedAvg against plain loops over clients, rounds and batches, in float64.
+"""MOON, FedDC, FedDyn, PerFedAvg against plain loops over clients, rounds and batches in float64.
 
 The loops share nothing with the library: their network is six lines of jax.numpy, and they follow
 the equations in the order in which the papers print them.
