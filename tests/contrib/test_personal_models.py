@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import federations as fed
-from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, gperxan
+from fedjax_bn.contrib import apfl, ditto, fedala, fedbabu, fedrep, fedrod, gperxan
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.serving import predictor
@@ -191,6 +191,65 @@ def test_fedrep_trains_heads_first_and_then_the_body(reference, head_epochs):
     same(r, state.shared["params"], {n: w[n] for n in body})
     for k in range(2):
         same(r, fed.client(state.personal["params"], k), {n: own[k][n] for n in head})
+
+
+def test_fedbabu_trains_the_body_and_tunes_a_head_on_what_it_received(reference):
+    r = reference
+    head, body = ([n for n in r.names if n[0] == part] for part in ("head", "body"))
+    w = r.start
+    for _ in range(2):
+        each, own = [], []
+        for k in range(2):
+            tuned, local = w, w
+            for part in [head] * 2 + [body]:
+                for x, y in r.batches(k):
+                    if part == head:
+                        tuned = r.moved(tuned, r.gradient(tuned, x, y), head)
+                    else:
+                        local = r.moved(local, r.gradient(local, x, y), body)
+            each.append(local)
+            own.append(tuned)
+        w = r.mean(each) | {n: r.start[n] for n in head}
+    state = ours_after(fedbabu(HeadNet(), optax.sgd(RATE), tune_epochs=2))
+    same(r, state.shared["params"], {n: w[n] for n in body})
+    for k in range(2):
+        fixed = fed.client(state.personal["params"], k)
+        for n in head:
+            np.testing.assert_array_equal(r.tree(fixed)[n], r.start[n])
+        same(r, fed.client(state.personal[OWN]["model"], k)["params"], own[k])
+
+
+def test_fedrod_balances_the_shared_head_and_adds_a_personal_one(reference):
+    r, entropy = reference, reference.torch.nn.functional.cross_entropy
+    w, own = r.start, [{n: r.start[n] for n in r.names if n[0] == "head"} for _ in range(2)]
+    images = fed.batches_of(SIZES)["image"][0, 0]
+    for _ in range(2):
+        each = []
+        for k in range(2):
+            local = w
+            labels = r.torch.cat([y for _, y in r.batches(k)])
+            prior = r.torch.bincount(labels, minlength=fed.CLASSES).double().log()
+            for x, y in r.batches(k):
+                leaves = {n: leaf.clone().requires_grad_() for n, leaf in local.items()}
+                heads = {n: leaf.clone().requires_grad_() for n, leaf in own[k].items()}
+                z = (x @ leaves["body", "kernel"] + leaves["body", "bias"]).tanh()
+                g = z @ leaves["head", "kernel"] + leaves["head", "bias"]
+                p = g.detach() + z.detach() @ heads["head", "kernel"] + heads["head", "bias"]
+                (entropy(g + prior, y) + entropy(p, y)).backward()
+                local = r.moved(local, {n: leaf.grad for n, leaf in leaves.items()})
+                own[k] = r.moved(own[k], {n: leaf.grad for n, leaf in heads.items()})
+            each.append(local)
+        w = r.mean(each)
+    assert not all(prior.isfinite())  # the second client lacks a class
+    state = ours_after(fedrod(HeadNet(), optax.sgd(RATE)))
+    same(r, state.shared["params"], w)
+    unseen = {**fed.global_variables(state)}
+    models = [fed.client(fed.client_variables(state), k) for k in range(2)]
+    for model, head in zip([*models, unseen], [*own, {}], strict=True):
+        summed = {n: (w[n] + head.get(n, 0)).numpy() for n in w}
+        expected = np.tanh(images @ summed["body", "kernel"] + summed["body", "bias"])
+        expected = expected @ summed["head", "kernel"] + summed["head", "bias"]
+        np.testing.assert_allclose(forward(HeadNet(), model, images).outputs, expected, rtol=1e-9)
 
 
 def test_gperxan_is_two_rounds_of_its_formulas(x64):
