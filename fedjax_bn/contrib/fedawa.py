@@ -9,6 +9,7 @@ import optax
 from fedjax_bn.aggregation import Weighing, WeighingRule, by_size
 from fedjax_bn.arguments.ranges import AtLeast0, Steps, bounded
 from fedjax_bn.engine.dtypes import wide
+from fedjax_bn.engine.weighing import plain
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import Options
@@ -23,11 +24,10 @@ def adaptive_weights(*, rate: AtLeast0 = 0.001, steps: Steps = 1) -> Weighing:
 
     $\sum_k p_k \Vert t_k - \sum_j p_j t_j \Vert + \sum_k p_k (1 - \cos(x, y_k))$
 
-    with the received model x, uploads y_k and $t_k = y_k - x$, as vectors of all shared parameters;
-    running statistics have the same weights. As in the authors' code a_k starts at the client's
-    share of the samples in its first round, so that first weights are nearly equal; Adam starts
-    anew in each round; and a round takes the weights from before its last step. In the code a
-    number belongs to a place in the round, here to a client: an absent one keeps it.
+    with the received model x, uploads y_k and $t_k = y_k - x$, vectors of all shared parameters. As
+    in the authors' code a_k starts at the client's share of the samples in its first round, so that
+    weights are nearly equal; Adam starts anew in each round, which takes the weights from before
+    its last step. There a_k belongs to a place in the round, here to a client.
 
     Args:
       rate: Adam's learning rate, at least 0; 0.001 in the authors' code.
@@ -50,8 +50,10 @@ def adaptive_weights(*, rate: AtLeast0 = 0.001, steps: Steps = 1) -> Weighing:
 
         def loss(scores: jax.Array) -> jax.Array:
             p = shares(scores)
-            # |t_k - sum_j p_j t_j|^2 by squared distances of pairs, because the p_j sum to 1.
-            far = squares @ p - p @ squares @ p / 2
+            # |t_k - sum_j p_j t_j|^2 by squared distances of pairs, because the p_j sum to 1. Not by
+            # a matrix product, which accelerators round more.
+            far = (squares * p).sum(1)
+            far = far - (p * far).sum() / 2
             # The root has no gradient at 0, where a client is alone.
             far = jnp.where(far > 0, jnp.sqrt(jnp.where(far > 0, far, 1)), 0)
             return (p * (far + 1 - cosines)).sum()
@@ -63,16 +65,12 @@ def adaptive_weights(*, rate: AtLeast0 = 0.001, steps: Steps = 1) -> Weighing:
             return scores + moved, moments, shares(scores)
 
         scores = jnp.where(counts, jnp.where(state["started"], state["score"], weights), 0)
-        learned, _, weights = jax.lax.fori_loop(
-            0, steps, step, (scores, optimizer.init(scores), weights)
-        )
+        carry = scores, optimizer.init(scores), weights
+        learned, _, weights = jax.lax.fori_loop(0, steps, step, carry)
         score = jnp.where(counts, learned, state["score"])
         return weights, {"score": score, "started": state["started"] | counts}
 
-    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        return by_size(sizes, risks), state
-
-    return Weighing(init, weigh, reweigh=reweigh)
+    return Weighing(init, plain(by_size), reweigh=reweigh)
 
 
 def _geometry(stacked: PyTree, start: PyTree, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -87,8 +85,8 @@ def _geometry(stacked: PyTree, start: PyTree, counts: jax.Array) -> tuple[jax.Ar
         return pairs, (y * x).sum(axes), jnp.square(y).sum(axes), jnp.square(x).sum()
 
     leaves = zip(jax.tree.leaves(stacked), jax.tree.leaves(start), strict=True)
-    sums = zip(*(parts(*pair) for pair in leaves), strict=True)
-    pairs, products, lengths, length = map(sum, sums)
+    sums: Any = map(sum, zip(*(parts(*pair) for pair in leaves), strict=True))
+    pairs, products, lengths, length = sums
     return pairs, products / jnp.maximum(jnp.sqrt(lengths * length), 1e-8)
 
 
@@ -100,5 +98,5 @@ def fedawa(  # type: ignore[misc] # its own default
     weigh: Annotated[WeighingRule | Weighing | None, adaptive_weights] = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg with weights that the server learns (`weigh`, by default `adaptive_weights()`)."""
+    """FedAvg whose server learns the weights of the clients: `weigh` is `adaptive_weights()`."""
     return fedavg(model, optimizer, weigh=weigh or adaptive_weights(), **options)

@@ -34,13 +34,11 @@ def feddyn(  # type: ignore[misc] # its own default
 
     $x' = \mathrm{mean}_k \, y_k - h' / \alpha$
 
-    Sum and mean are over the round's participants, K are all clients; g_k and h start at 0. Client
-    and server keep $-g_k / \alpha$ and $-h / \alpha$, sums of changes, of shared parameters only;
-    running statistics are averaged. The reported loss is F_k alone. With alpha 0, where g_k and h
-    stay 0, it is FedAvg, which is not the limit of a small alpha: there h / alpha remains.
-
-    The authors' code (alpemreacar/FedDyn) also divides alpha by K p_k and clips gradients to norm
-    10; with clients of equal size and smaller gradients both agree.
+    Sum and mean are over the round's participants, K are all clients; g_k and h start at 0, and
+    concern shared parameters. Running statistics are averaged. The reported loss is F_k. With alpha
+    0 it is FedAvg, which is not the limit of a small alpha: there h / alpha remains. The authors'
+    code (alpemreacar/FedDyn) also divides alpha by K p_k and clips gradients to norm 10; with
+    clients of equal size and smaller gradients both agree.
 
     Args:
       alpha: strength of the regularizer, at least 0; 0.01 in the authors' code for CIFAR-10.
@@ -60,7 +58,7 @@ def feddyn(  # type: ignore[misc] # its own default
 
 
 def _regularized(gradient: Gradient, alpha: float) -> Gradient:
-    """Returns g + alpha (w - x + d_k) over shared parameters; the client's memory is d_k."""
+    """Returns g + alpha (w - x + d_k); the client's memory is d_k = -g_k / alpha."""
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
@@ -85,12 +83,10 @@ def _add_change(received: Received, trained: Trained) -> tuple[Variables, PyTree
 def _add_changes(
     shared: PyTree, aggregate: Aggregate, state: ServerState
 ) -> tuple[PyTree, ServerState]:
-    """Returns x' = mean + d with the mean d of all clients' d_k."""
+    """Returns x' = mean + d with d = -h / alpha, the mean of all clients' d_k."""
     mean, share = aggregate.mean["params"], aggregate.share
 
-    def added(d: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
-        return d + (y - x) * share.astype(d.dtype)
-
-    changes = jax.tree.map(added, state.kept, mean, shared["params"])
+    trees = state.kept, mean, shared["params"]
+    changes = jax.tree.map(lambda d, y, x: d + (y - x) * share.astype(d.dtype), *trees)
     params = jax.tree.map(jnp.add, mean, changes)
     return {**aggregate.mean, "params": params}, ServerState(kept=changes)

@@ -11,7 +11,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import normalized, weighted
+from fedjax_bn.engine.weighing import normalized, plain, weighted
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import Options
@@ -28,12 +28,10 @@ def layer_shrinking(
 
     $\tau = \mathrm{clip}(\beta \, \mathrm{mean}_k \Vert y_k - m \Vert, least, most)$
 
-    separately for each layer: the parameters of one module, such as kernel and bias. x are those
-    that the clients received, y_k their uploads, $\bar y = \sum_k p_k y_k$ their mean by size and m
-    their plain mean, over the clients that count. A layer of zeros takes the mean as it is.
-
-    In the authors' code (ChanglongShi/FedLWS) a layer ends at each name with "bias", and running
-    statistics shrink too. Where every module has a kernel and a bias both agree.
+    for each layer, the parameters x of one module, with the uploads y_k of the clients that count,
+    their mean by size and their plain mean m. A layer of zeros takes the mean as it is. In the
+    authors' code (ChanglongShi/FedLWS) a layer ends at each name with "bias", and running
+    statistics shrink too; where every module has a kernel and a bias both agree.
 
     Args:
       beta: the scale of tau, at least 0; 0.03 in the authors' code.
@@ -43,12 +41,12 @@ def layer_shrinking(
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         counts, alike = weights > 0, normalized(weights > 0)
-        mean, plain = (sum_over(weighted, stacked, share) for share in (weights, alike))
+        mean, center = (sum_over(weighted, stacked, share) for share in (weights, alike))
 
         def deviation(client: tuple[PyTree, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
             leaves, counts = client
-            leaves = where_tree(counts, jax.tree.map(wide, leaves), plain["params"])
-            return _norms(jax.tree.map(jnp.subtract, leaves, plain["params"]))
+            leaves = where_tree(counts, jax.tree.map(wide, leaves), center["params"])
+            return _norms(jax.tree.map(jnp.subtract, leaves, center["params"]))
 
         deviations = jax.lax.map(deviation, (stacked["params"], counts))
         received = jax.tree.map(wide, start["params"])
@@ -65,10 +63,7 @@ def layer_shrinking(
 
         return mean | {"params": jax.tree.map_with_path(shrunk, mean["params"])}, weights
 
-    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        return by_size(sizes, risks), state
-
-    return Weighing(lambda num_clients: (), weigh, combine=combine)
+    return Weighing(lambda num_clients: (), plain(by_size), combine=combine)
 
 
 def _norms(params: PyTree) -> dict[tuple[str, ...], jax.Array]:
@@ -88,5 +83,5 @@ def fedlws(  # type: ignore[misc] # its own default
     weigh: Annotated[WeighingRule | Weighing | None, layer_shrinking] = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg whose mean is shrunk in each layer (`weigh`, by default `layer_shrinking()`)."""
+    """FedAvg whose server shrinks each layer of the mean: `weigh` is `layer_shrinking()`."""
     return fedavg(model, optimizer, weigh=weigh or layer_shrinking(), **options)

@@ -34,14 +34,12 @@ def fedrod(
     $CE(g + \log n_k, y) + CE(\bar g + f_k(\bar z), y)$ without gradients through barred values
 
     z are the features and g the logits of the shared model, n_k the client's samples of each class
-    in a round (balanced softmax), and f_k its own linear head. The first part trains the shared
-    model, the second f_k, which stays with its client. A client predicts with g + f_k(z), an unseen
-    one with g. The reported loss is the first part. For masks both are the task's loss, without
-    n_k, as in FL-MedSegBench's code, and the head is the network's last convolution, of 1x1 pixels.
+    in a round (balanced softmax), and f_k its own linear head, which stays with it. A client
+    predicts with g + f_k(z), an unseen one with g. The reported loss is the first part. For masks
+    both are the task's loss without n_k, and the last layer is a convolution of 1x1 pixels.
 
-    The authors' code is not public. As in PFLlib and FL-MedSegBench, f_k starts as a copy of the
-    generic head; the paper's second variant, a hypernetwork, is left out. Differs from both codes:
-    one local optimizer moves both parts.
+    The authors' code is not public. As in PFLlib and FL-MedSegBench f_k starts as a copy of the
+    generic head; there it has an optimizer of its own. The paper's hypernetwork is left out.
 
     Args:
       model: images -> outputs, whose classifier, see `models.classifier`, must be one layer.

@@ -150,10 +150,12 @@ def by_divergence() -> Weighing:
         shares = jax.tree.map(shares_of, stacked)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        return uniform(sizes, risks), state
+    return Weighing(lambda num_clients: (), plain(uniform), combine=combine)
 
-    return Weighing(lambda num_clients: (), weigh, combine=combine)
+
+def plain(rule: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., tuple]:
+    """Returns `Weighing.weigh` of a rule of sizes and risks, which leaves the state as it is."""
+    return lambda state, sizes, risks, messages: (rule(sizes, risks), state)
 
 
 @bounded

@@ -70,16 +70,12 @@ def predicting(variables: Variables) -> Variables:
     if "added" in personal:  # to some parameters; zeros for an unseen client
         received = complete(received)
         trees = personal["added"]["params"], received["params"]
-        params = jax.tree.map(_sum, *trees, is_leaf=lambda leaf: leaf is None)
-        return {**received, "params": params}
+        sum_of = lambda a, w: w if a is None else w + a  # noqa: E731
+        return {**received, "params": jax.tree.map(sum_of, *trees, is_leaf=lambda a: a is None)}
     shared = {name: received[name] for name in personal["model"]}
     model = join(personal["model"], shared)  # frozen leaves may be among the shared ones only
     # An unseen client has zeros, and so predicts with the shared model.
     return {**received, **where_tree(personal["present"] > 0, model, shared)}
-
-
-def _sum(added: jax.Array | None, leaf: jax.Array) -> jax.Array:
-    return leaf if added is None else leaf + added
 
 
 def follow(

@@ -110,16 +110,7 @@ def test_optimizers_of_the_server_follow_the_papers_algorithms(x64, name):
         np.testing.assert_allclose(x["params"]["dense"]["kernel"], kernel + way, rtol=1e-10)
 
 
-def test_feddyn_of_equal_clients_without_a_penalty_is_nesterovs_momentum_at_the_server(x64):
-    """As alpha goes to 0 clients train as in FedAvg, and x' = x + change + all changes so far."""
-    tiny, zero = (feddyn(fed.PlainNet(), SGD, alpha=alpha) for alpha in (1e-13, 0.0))
-    start, batches = fed.in_float64(fed.variables_of(fed.PlainNet())), fed.batches_of((4, 4, 4))
-    plain = fed.once(fedavg, fed.PlainNet(), SGD)
-    fed.assert_equal(*(fed.run_rounds(m, start, batches, 2)[0].shared for m in (zero, plain)))
-    x, total = start, jax.tree.map(np.zeros_like, start)
-    for _ in range(2):
-        trained = fed.global_variables(fed.run_rounds(plain, x, batches)[0])
-        change = jax.tree.map(np.subtract, trained, x)
-        total = jax.tree.map(np.add, total, change)
-        x = jax.tree.map(lambda *parts: sum(parts), x, change, total)
-    fed.assert_close(fed.run_rounds(tiny, start, batches, 2)[0].shared, x, rtol=1e-9)
+def test_feddyn_without_a_penalty_is_fedavg(x64):
+    start, batches = fed.in_float64(fed.variables_of(fed.PlainNet())), fed.batches_of((4, 4))
+    ours, plain = feddyn(fed.PlainNet(), SGD, alpha=0.0), fed.once(fedavg, fed.PlainNet(), SGD)
+    fed.assert_equal(*(fed.run_rounds(m, start, batches)[0].shared for m in (ours, plain)))

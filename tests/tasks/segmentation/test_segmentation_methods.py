@@ -148,6 +148,7 @@ def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
         np.testing.assert_allclose(ours[name], gradient, rtol=1e-7, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.slow
 def test_moons_contrast_of_maps_has_the_gradient_of_pytorchs(x64):
     """mean -log e^a / (e^a + e^b): a and b are cosines of whole maps over the temperature."""
     torch = pytest.importorskip("torch")
