@@ -194,8 +194,7 @@ def feddc_reference(shared: set, batches: dict, present: list, alpha: float):
 def feddyn_reference(shared: set, batches: dict, present: list, alpha: float):
     """Algorithm 1: g_k is a client's gradient at its minimum, h the server's state."""
     names = [n for n in start() if n.startswith("params") and n in shared]
-    g, h = ([{n: np.zeros(SHAPES[n]) for n in names} for _ in range(count)] for count in (3, 1))
-    changes: dict = {}
+    *g, h = ({n: np.zeros(SHAPES[n]) for n in names} for _ in range(len(SIZES) + 1))
 
     @jax.jit
     def step(w, received, g, x, y):
@@ -208,17 +207,14 @@ def feddyn_reference(shared: set, batches: dict, present: list, alpha: float):
         w = received
         for x, y in data:
             w = jax.device_get(step(w, received, g[k], x, y))
-        changes[k] = {n: w[n] - received[n] for n in names}
         for n in names:
-            g[k][n] = g[k][n] - alpha * changes[k][n]
+            g[k][n] = g[k][n] - alpha * (w[n] - received[n])
+            h[n] = h[n] - alpha * (w[n] - received[n]) / len(SIZES)
         return w
 
     def combine(models, weights):
         averaged = mean(models, (weights > 0) / (weights > 0).sum())
-        for n in names:
-            h[0][n] -= alpha / len(SIZES) * sum(change[n] for change in changes.values())
-        changes.clear()
-        return averaged | {n: averaged[n] - h[0][n] / alpha for n in names}
+        return averaged | {n: averaged[n] - h[n] / alpha for n in names}
 
     return federation(train, combine, shared, batches, present)
 
