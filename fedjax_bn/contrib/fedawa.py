@@ -50,8 +50,8 @@ def adaptive_weights(*, rate: AtLeast0 = 0.001, steps: Steps = 1) -> Weighing:
 
         def loss(scores: jax.Array) -> jax.Array:
             p = shares(scores)
-            # |t_k - sum_j p_j t_j|^2 by squared distances of pairs, because the p_j sum to 1. Not by
-            # a matrix product, which accelerators round more.
+            # |t_k - sum_j p_j t_j|^2 by squared distances of pairs, because the p_j sum to 1; not
+            # by a matrix product, which accelerators round more.
             far = (squares * p).sum(1)
             far = far - (p * far).sum() / 2
             # The root has no gradient at 0, where a client is alone.
