@@ -68,6 +68,7 @@ PASSES = {
     ),
     **dict.fromkeys(_OF_THE_SERVER + _OF_THE_CLASSIFIER, Passes()),
     **dict.fromkeys(("fedwon", "fixbn", "mixstyle", "pn"), Passes()),  # other norms, as many passes
+    **dict.fromkeys(("fedawa", "feddyn", "fedlws", "fedrod"), Passes()),
     **dict.fromkeys(("fedfa", "fedrdn"), Passes()),  # other maps or images, as many passes
     "fedcd": Passes(),  # its second derivative is of the classifier alone
     "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient
@@ -80,7 +81,7 @@ PASSES = {
     "fedig": Passes(2, 2, 2),  # the mixed pass
     **dict.fromkeys(("apfl", "ditto"), Passes(2, 2, 2)),  # the client's own model too
     # A pass before training, with the gradients of the last layers or the head alone.
-    **dict.fromkeys(("fedala", "fedrep"), Passes(2, 1, 1)),
+    **dict.fromkeys(("fedala", "fedbabu", "fedrep"), Passes(2, 1, 1)),
     "gperxan": Passes(),  # instance norms beside the batch norms, as many passes
     "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
     "l2d": Passes(4, 4, 2),  # two styles, for the model and again for the stylist

@@ -294,6 +294,8 @@ def weigh_uploads(
         # As in `early_weights`: a failed client still gets a weight here, which is set to 0 below.
         weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))
     weights = jnp.where(counts, weights, 0)
+    if isinstance(rule, Weighing) and rule.reweigh is not None:
+        weights, state = rule.reweigh(state, uploads.shared, start, weights)
     if combine is None:
         return weights, None, state
     combined, weights = combine(uploads.shared, start, weights)

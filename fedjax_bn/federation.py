@@ -103,7 +103,7 @@ class FederatedMethod(NamedTuple):
       local_epochs: the passes over its data that a client makes in a round, at least 1.
       clients, mesh: how it was told to map clients and over which devices to share them out; None
         for those of `engine.devices.over_devices`.
-      combines: whether its rule has `combine`, which every device of a mesh computes anew.
+      combines: whether its rule reads the uploaded leaves, as every device of a mesh then does.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -227,7 +227,7 @@ def federate(
         statistics=statistics,
         clients=clients,
         mesh=mesh,
-        combines=isinstance(weigh, Weighing) and weigh.combine is not None,
+        combines=isinstance(weigh, Weighing) and weigh.reads_leaves,
     )
 
 
@@ -353,7 +353,7 @@ def _train_all(
     weighing, combined, extra_metrics = state.weighing, None, {}
     if early is None:
         # Risks and messages are known only now, and the rule needs them from all devices.
-        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.combine is not None
+        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.reads_leaves
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         # Drop the padding rows: the rule's state has rows for real clients only.
@@ -361,7 +361,7 @@ def _train_all(
         weighed = weigh_uploads(plan.weigh, weighing, everybody, state.shared)
         weights, combined, weighing = weighed
         weights = meeting.local_rows(weights)
-        if leaves:
+        if combined is not None:
             norms = update_norms(uploads.shared, state.shared, uploads.counts)
             extra_metrics["norm"] = jnp.where(uploads.counts, norms, jnp.nan)
             # Every device has combined the leaves of all clients, so they are not summed again.

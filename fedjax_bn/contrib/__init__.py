@@ -17,10 +17,15 @@ from fedjax_bn.contrib.csd import csd
 from fedjax_bn.contrib.ditto import ditto
 from fedjax_bn.contrib.fedadg import fedadg
 from fedjax_bn.contrib.fedala import fedala
+from fedjax_bn.contrib.fedawa import fedawa
+from fedjax_bn.contrib.fedbabu import fedbabu
 from fedjax_bn.contrib.feddg import feddg
+from fedjax_bn.contrib.feddyn import feddyn
 from fedjax_bn.contrib.fedfa import fedfa
+from fedjax_bn.contrib.fedlws import fedlws
 from fedjax_bn.contrib.fedrdn import fedrdn
 from fedjax_bn.contrib.fedrep import fedrep
+from fedjax_bn.contrib.fedrod import fedrod
 from fedjax_bn.contrib.fedsam import fedsam
 from fedjax_bn.contrib.fedsr import fedsr
 from fedjax_bn.contrib.fedwon import fedwon
@@ -39,7 +44,8 @@ from fedjax_bn.contrib.sfa import sfa
 from fedjax_bn.contrib.snr import snr
 
 __all__ = [
-    "apfl", "copa", "csac", "csd", "ditto", "fedadg", "fedala", "feddg", "fedfa", "fedrdn",
-    "fedrep", "fedsam", "fedsr", "fedwon", "fixbn", "gperxan", "harmofl", "hbn", "jigen", "l2d",
-    "mixstyle", "pn", "randconv", "rsc", "selfreg", "sfa", "snr",
+    "apfl", "copa", "csac", "csd", "ditto", "fedadg", "fedala", "fedawa", "fedbabu", "feddg",
+    "feddyn", "fedfa", "fedlws", "fedrdn", "fedrep", "fedrod", "fedsam", "fedsr", "fedwon", "fixbn",
+    "gperxan", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "pn", "randconv", "rsc", "selfreg",
+    "sfa", "snr",
 ]  # fmt: skip

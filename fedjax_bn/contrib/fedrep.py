@@ -1,5 +1,6 @@
 """FedRep (Collins et al., ICML 2021): a head for each client, trained before the shared body."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Unpack
 
 import jax
@@ -39,27 +40,45 @@ def fedrep(  # type: ignore[misc] # its own default
       share: the sharing rule, whose personal parameters are the head; by default
         `models.classifier.all_but_head(model)`.
     """
-    learned, federate_options = learning(model, classifier="" if share else "fedrep", **options)
+    learned, federate_options = learning(model, last_layer="" if share else "fedrep", **options)
     objective = supervised(learned)
-    head, body = (_part(objective, optimizer, personal) for personal in (True, False))
-    train, epochs = options.get("train") or run_steps, options.get("local_epochs", 1)
+    train = options.get("train") or run_steps
+    tuned = tuning(objective, optimizer, head_epochs, options.get("local_epochs", 1))
 
     def head_first(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
         key: jax.Array, load: Load | None = None,
     ) -> Trained:  # fmt: skip
-        if head_epochs:
-            passes = first_epoch(batches, epochs, head_epochs)
-            arguments = received, variables, head.init(variables), passes
-            own_key = stream(key, "epochs of the head")
-            variables = run_steps(head, *arguments, own_key, load).variables
+        variables = tuned(received, variables, batches, key, load)
         return train(step, received, variables, state, batches, key, load)
 
     federate_options["train"] = head_first
+    body = step_of_part(objective, optimizer, personal=False)
     return method_of(body, share=share or all_but_head(model), **federate_options)
 
 
-def _part(
+def tuning(
+    objective: Objective, optimizer: optax.GradientTransformation, times: int, local_epochs: int
+) -> Callable[..., Variables]:
+    """Returns `tuned(received, variables, batches, key, load)`, with trained personal parameters.
+
+    They train for some passes over the first local epoch, with a fresh optimizer.
+    """
+    head = step_of_part(objective, optimizer, personal=True)
+
+    def tuned(
+        received: Received, variables: Variables, batches: Batch, key: jax.Array, load: Load | None
+    ) -> Variables:
+        if not times:
+            return variables
+        passes, key = first_epoch(batches, local_epochs, times), stream(key, "epochs of the head")
+        state = head.init(variables)
+        return run_steps(head, received, variables, state, passes, key, load).variables
+
+    return tuned
+
+
+def step_of_part(
     objective: Objective, optimizer: optax.GradientTransformation, personal: bool
 ) -> LocalStep:
     """Returns the step that moves only the personal, or only the shared, parameters."""

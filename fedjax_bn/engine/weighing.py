@@ -102,6 +102,14 @@ class Weighing(NamedTuple):
     # weights of the round, which sum to 1; all 0 drop the round. `start` are the shared leaves
     # before it; leaves of a client of weight 0 are meaningless. None for the weighted mean
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
+    # `reweigh(state, stacked, start, weights f[C]) -> (weights f[C], state)` of a rule that learns
+    # the weights of the mean from the same leaves; None for those of `weigh`
+    reweigh: Callable[..., tuple[jax.Array, PyTree]] | None = None
+
+    @property
+    def reads_leaves(self) -> bool:
+        """Whether it looks at the uploaded leaves, which all devices of a mesh then hold."""
+        return self.combine is not None or self.reweigh is not None
 
 
 def by_divergence() -> Weighing:
@@ -142,10 +150,12 @@ def by_divergence() -> Weighing:
         shares = jax.tree.map(shares_of, stacked)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        return uniform(sizes, risks), state
+    return Weighing(lambda num_clients: (), plain(uniform), combine=combine)
 
-    return Weighing(lambda num_clients: (), weigh, combine=combine)
+
+def plain(rule: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., tuple]:
+    """Returns `Weighing.weigh` of a rule of sizes and risks, which leaves the state as it is."""
+    return lambda state, sizes, risks, messages: (rule(sizes, risks), state)
 
 
 @bounded

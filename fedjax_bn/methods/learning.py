@@ -124,6 +124,7 @@ def learning(
     perturb: Perturb | None = None,
     task: Task | None = None,
     classifier: str = "",
+    last_layer: str = "",
     **options: Any,
 ) -> tuple[Learning, dict[str, Any]]:
     """Returns the `Learning`, and the other options with `learned` for `method_of`.
@@ -137,11 +138,12 @@ def learning(
       task: the loss to train by; `task.classification()` by default.
       classifier: the name of a method that needs the logits of a classifier, which raises
         ValueError for a task without; "" for other methods.
+      last_layer: the same for one that also takes masks.
       **options: all other options, which are returned.
     """
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
-    if classifier:
-        require_classifier(classifier, learned.task)
+    if classifier or (last_layer and not learned.task.segments):
+        require_classifier(classifier or last_layer, learned.task)
     return learned, {"learned": learned} | options
 
 

@@ -29,7 +29,8 @@ def moon(
 
     $-\log \frac{e^{s(z, z_r) / T}}{e^{s(z, z_r) / T} + e^{s(z, z_p) / T}}$ is a sample's contrast
 
-    s is the cosine. z are a sample's features before the classifier, of the model in training. z_r
+    s is the cosine. z are a sample's features before the classifier, of the model in training; of
+    masks they are the whole map that the last layer reads, as in FL-MedSegBench's code. z_r
     are those of the received model (shared leaves joined with the client's own personal leaves),
     and z_p those of the client's model at the end of its previous round (in its first round, of the
     initial model). z_r and z_p are computed in evaluation mode and pass no gradient. The reported
@@ -40,10 +41,10 @@ def moon(
 
     Args:
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
-        experiments (5 for CIFAR-10).
+        experiments (5 for CIFAR-10); 0.01 in FL-MedSegBench's code.
       temperature: T, above 0; 0.5 as in the authors' code.
     """
-    learned, federate_options = learning(model, classifier="moon", **options)
+    learned, federate_options = learning(model, last_layer="moon", **options)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -75,7 +76,8 @@ def moon(
 
 
 def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the cosines f[B] of the rows of x and y f[B, F], with norms at least 1e-8."""
+    """Returns the cosines f[B] of the samples of x and y f[B, ...], with norms at least 1e-8."""
+    x, y = (v.reshape(len(v), -1) for v in (x, y))
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
     square_x, square_y = (jnp.maximum(jnp.square(v).sum(-1), 1e-8**2) for v in (x, y))
     return (x * y).sum(-1) * jax.lax.rsqrt(square_x * square_y)

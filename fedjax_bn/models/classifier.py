@@ -5,7 +5,8 @@ A model may define its classifier by two methods, `features(images) -> f[B, F]` 
 is the dense layer (`nn.Dense`, `nnx.Linear`) from whose output the model's outputs are computed. A
 trace finds this layer: the output of every dense layer gets a name in the traced program, and the
 sources of a value are the named outputs that reach it without passing through another layer. If
-there are several candidates, the user names one by `models.with_classifier`.
+there are several candidates, the user names one by `models.with_classifier`. A named layer may also
+be the last convolution of a network for masks, whose features are the map f[B, H, W, F] before it.
 """
 
 from collections.abc import Callable, Iterator
@@ -115,15 +116,16 @@ def sizes_of(model: Any, variables: Variables, images: jax.Array | None = None) 
 def all_but_head(model: Any) -> SharingRule:
     """Returns the rule that keeps the classifier local (FedPer, Arivazhagan et al. 2019).
 
-    The head is all dense layers in `classify`, or the dense layer that makes the outputs;
-    `models.with_classifier` names another. The rule raises ValueError if there is no classifier.
+    The head is all dense layers in `classify`, or the dense layer that makes the outputs, or the
+    layer that `models.with_classifier` or the model names, such as the last convolution of `UNet`.
+    The rule raises ValueError if there is no classifier.
     """
 
     def rule(variables: Variables) -> Any:
         if _shows_features(model):
             heads = {path for path, _ in _classify_traced(model, variables)[0]}
         else:
-            heads = {_last_dense(model, variables, None)}
+            heads = {_classifier(model, variables, None)}
         return jax.tree.map_with_path(
             lambda path, _: path[0].key != "params" or path_names(path[1:-1]) not in heads,
             variables,
@@ -180,13 +182,13 @@ def features_method(
 
         return shown
 
-    classifier = _last_dense(model, variables, images)
+    classifier = _classifier(model, variables, images)
 
     def intercepted(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
         seen = []  # created in each trace, so that no tracer outlives its trace
 
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-            if not call.is_dense or call.path != classifier:
+            if call.method != "__call__" or call.path != classifier:
                 return function(*args, **kwargs)
             features, output = pass_on(args[0], lambda x: function(x, *args[1:], **kwargs))
             seen.append(features)
@@ -211,6 +213,14 @@ def _dense_kernels(variables: Variables) -> dict[Path, jax.Array]:
     leaves = jax.tree.leaves_with_path(variables["params"])
     matrices = {path_names(path): leaf for path, leaf in leaves if leaf.ndim == 2}
     return {path[:-1]: leaf for path, leaf in matrices.items() if path[-1] == "kernel"}
+
+
+def _classifier(model: Any, variables: Variables, images: jax.Array | None) -> Path:
+    """The path of the classifier, which need not be dense if the model names it."""
+    path = tuple(str(getattr(model, "classifier_path", "")).split("/"))
+    leaves = jax.tree.leaves_with_path(variables["params"])
+    named = any(path_names(leaf) == (*path, "kernel") for leaf, _ in leaves)
+    return path if named else _last_dense(model, variables, images)
 
 
 def _last_dense(model: Any, variables: Variables, images: jax.Array | None) -> Path:

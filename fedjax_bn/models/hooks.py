@@ -15,7 +15,7 @@ import jax
 
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.models.classifier import Around
-from fedjax_bn.sharing import MEASURED, OWN, Variables, join, without
+from fedjax_bn.sharing import MEASURED, OWN, Variables, complete, join, without
 
 PyTree = Any
 
@@ -67,6 +67,11 @@ def predicting(variables: Variables) -> Variables:
     if OWN not in variables:
         return variables
     personal, received = variables[OWN], without(variables, OWN)
+    if "added" in personal:  # to some parameters; zeros for an unseen client
+        received = complete(received)
+        trees = personal["added"]["params"], received["params"]
+        sum_of = lambda a, w: w if a is None else w + a  # noqa: E731
+        return {**received, "params": jax.tree.map(sum_of, *trees, is_leaf=lambda a: a is None)}
     shared = {name: received[name] for name in personal["model"]}
     model = join(personal["model"], shared)  # frozen leaves may be among the shared ones only
     # An unseen client has zeros, and so predicts with the shared model.

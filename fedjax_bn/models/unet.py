@@ -36,6 +36,11 @@ class UNet(Network):
         """Name -> channels of the map that the last layer reads, on which FedCD's mask acts."""
         return {"tap0": self.width}
 
+    @property
+    def classifier_path(self) -> str:
+        """The last layer, which `models.classifier` finds by this name: it is not dense."""
+        return "head"
+
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Maps images f[B, H, W, C] to logits f[B, H, W, num_classes]."""

@@ -20,7 +20,7 @@ KEY = jax.random.key(1)
 SIZES = (9, 4, 6)
 OWN = ("fedavg", "fedprox", "fedbn", "fedadam", "feddc", "fednova", "moon", "perfedavg", "scaffold")
 KINDS = {name: {} for name in (*OWN, "fediga", *contrib.__all__)} | {
-    "fedcd": {"weigh": by_size},
+    **{name: {"weigh": by_size} for name in ("fedawa", "fedcd", "feddyn")},
     "fedsam, variates": {"variates": True},
     "fedsam, adaptive": {"eta": 0.2},
     "fedsr, l2r alone": {"noise": False, "cmi": 0.0},

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import federations as fed
-from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, gperxan
+from fedjax_bn.contrib import apfl, ditto, fedala, fedbabu, fedrep, fedrod, gperxan
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.serving import predictor
@@ -68,8 +68,13 @@ class Reference:
     def moved(self, w, g, names=None, rate=RATE):
         return {n: w[n] - rate * g[n] if names is None or n in names else w[n] for n in w}
 
-    def mean(self, each):
-        return {n: (2 * each[0][n] + each[1][n]) / 3 for n in each[0]}
+    def rounds(self, client, count=2):
+        """The shared leaves after some rounds of `client(k, w) -> w`."""
+        w = self.start
+        for _ in range(count):
+            each = [client(k, w) for k in range(2)]
+            w = {n: (2 * each[0][n] + each[1][n]) / 3 for n in w}
+        return w
 
 
 @pytest.fixture
@@ -91,19 +96,16 @@ def same(reference, tree, expected):
 
 
 def test_ditto_is_two_rounds_of_the_papers_steps(reference):
-    r, weight = reference, 0.7
-    w, own = r.start, [r.start, r.start]
-    for _ in range(2):
-        each = []
-        for k in range(2):
-            local, v = w, own[k]
-            for x, y in r.batches(k):
-                local = r.moved(local, r.gradient(local, x, y))
-                g = r.gradient(v, x, y)
-                v = r.moved(v, {n: g[n] + weight * (v[n] - w[n]) for n in g})
-            each.append(local)
-            own[k] = v
-        w = r.mean(each)
+    r, weight, own = reference, 0.7, 2 * [reference.start]
+
+    def client(k, w):
+        local = w
+        for x, y in r.batches(k):
+            local, g, v = r.moved(local, r.gradient(local, x, y)), r.gradient(own[k], x, y), own[k]
+            own[k] = r.moved(v, {n: g[n] + weight * (v[n] - w[n]) for n in g})
+        return local
+
+    w = r.rounds(client)
     state = ours_after(ditto(HeadNet(), optax.sgd(RATE), weight=weight))
     same(r, state.shared["params"], w)
     for k in range(2):
@@ -112,24 +114,20 @@ def test_ditto_is_two_rounds_of_the_papers_steps(reference):
 
 def test_apfl_is_two_rounds_of_the_papers_steps(reference):
     r, alpha_rate = reference, 0.5
-    w, local, alphas = r.start, [r.start, r.start], [0.3, 0.3]
+    local, alphas, mixed = [r.start, r.start], [0.3, 0.3], [None, None]
     mix = lambda a, v, w: {n: a * v[n] + (1 - a) * w[n] for n in v}  # noqa: E731
-    for _ in range(2):
-        each = []
-        for k in range(2):
-            shared, v, a = w, local[k], alphas[k]
-            for step, (x, y) in enumerate(r.batches(k)):
-                g = r.gradient(mix(a, v, shared), x, y)
-                slope = sum(float((g[n] * (v[n] - shared[n])).sum()) for n in g)
-                old, a = a, a if step else min(max(a - alpha_rate * slope, 0.0), 1.0)
-                v, shared = (
-                    r.moved(v, g, rate=RATE * old),
-                    r.moved(shared, r.gradient(shared, x, y)),
-                )
-            each.append(shared)
-            local[k], alphas[k] = v, a
-        mixed = [mix(a, v, s) for a, v, s in zip(alphas, local, each, strict=True)]
-        w = r.mean(each)
+
+    def client(k, shared):
+        v, a = local[k], alphas[k]
+        for step, (x, y) in enumerate(r.batches(k)):
+            g = r.gradient(mix(a, v, shared), x, y)
+            slope = sum(float((g[n] * (v[n] - shared[n])).sum()) for n in g)
+            old, a = a, a if step else min(max(a - alpha_rate * slope, 0.0), 1.0)
+            v, shared = r.moved(v, g, rate=RATE * old), r.moved(shared, r.gradient(shared, x, y))
+        local[k], alphas[k], mixed[k] = v, a, mix(a, v, shared)
+        return shared
+
+    w = r.rounds(client)
     assert alphas[0] != 0.3
     state = ours_after(apfl(HeadNet(), optax.sgd(RATE), alpha=0.3, alpha_rate=alpha_rate))
     same(r, state.shared["params"], w)
@@ -141,30 +139,21 @@ def test_apfl_is_two_rounds_of_the_papers_steps(reference):
 @pytest.mark.parametrize("names", ["", pytest.param("body,head", marks=pytest.mark.slow)])
 def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
     r, rate = reference, 5.0
-    w, own = r.start, [r.start, r.start]
-    chosen = [n for n in r.names if n[0] in (names or "head")]
-    weights = [{n: r.torch.ones_like(w[n]) for n in chosen} for _ in range(2)]
-    for _ in range(3):
-        each = []
-        for k in range(2):
+    own, chosen = [r.start, r.start], [n for n in r.names if n[0] in (names or "head")]
+    weights = [{n: r.torch.ones_like(r.start[n]) for n in chosen} for _ in range(2)]
 
-            def at(w, k=k):
-                mine = own[k]
-                part = {n: mine[n] + (w[n] - mine[n]) * weights[k][n] for n in chosen}
-                return w | part
+    def client(k, w):
+        way = {n: w[n] - own[k][n] for n in chosen}
+        at = lambda: w | {n: own[k][n] + way[n] * weights[k][n] for n in chosen}  # noqa: E731
+        for x, y in r.batches(k):
+            g = r.gradient(at(), x, y)
+            weights[k] = {n: (weights[k][n] - rate * g[n] * way[n]).clamp(0, 1) for n in chosen}
+        own[k] = at()
+        for x, y in r.batches(k):
+            own[k] = r.moved(own[k], r.gradient(own[k], x, y))
+        return own[k]
 
-            for x, y in r.batches(k):
-                g = r.gradient(at(w), x, y)
-                weights[k] = {
-                    n: (weights[k][n] - rate * g[n] * (w[n] - own[k][n])).clamp(0, 1)
-                    for n in chosen
-                }
-            local = at(w)
-            for x, y in r.batches(k):
-                local = r.moved(local, r.gradient(local, x, y))
-            each.append(local)
-            own[k] = local
-        w = r.mean(each)
+    w = r.rounds(client, 3)
     assert min(float(leaf.min()) for leaf in weights[1].values()) < 1
     state = ours_after(fedala(HeadNet(), optax.sgd(RATE), rate=rate, names=names), rounds=3)
     same(r, state.shared["params"], w)
@@ -176,21 +165,77 @@ def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
 def test_fedrep_trains_heads_first_and_then_the_body(reference, head_epochs):
     r = reference
     head, body = ([n for n in r.names if n[0] == part] for part in ("head", "body"))
-    w, own = r.start, [r.start, r.start]
-    for _ in range(2):
-        each = []
-        for k in range(2):
-            local = {n: own[k][n] if n in head else w[n] for n in w}
-            for part in [head] * head_epochs + [body]:
-                for x, y in r.batches(k):
-                    local = r.moved(local, r.gradient(local, x, y), part)
-            each.append(local)
-            own[k] = local
-        w = r.mean(each)
+    own = [r.start, r.start]
+
+    def client(k, w):
+        own[k] = {n: own[k][n] if n in head else w[n] for n in w}
+        for part in [head] * head_epochs + [body]:
+            for x, y in r.batches(k):
+                own[k] = r.moved(own[k], r.gradient(own[k], x, y), part)
+        return own[k]
+
+    w = r.rounds(client)
     state = ours_after(fedrep(HeadNet(), optax.sgd(RATE), head_epochs=head_epochs))
     same(r, state.shared["params"], {n: w[n] for n in body})
     for k in range(2):
         same(r, fed.client(state.personal["params"], k), {n: own[k][n] for n in head})
+
+
+def test_fedbabu_trains_the_body_and_tunes_a_head_on_what_it_received(reference):
+    r = reference
+    head, body = ([n for n in r.names if n[0] == part] for part in ("head", "body"))
+    own = [{}, {}]
+
+    def client(k, w):
+        w = w | {n: r.start[n] for n in head}
+        own[k], local = w, w
+        for x, y in 2 * [*r.batches(k)]:
+            own[k] = r.moved(own[k], r.gradient(own[k], x, y), head)
+        for x, y in r.batches(k):
+            local = r.moved(local, r.gradient(local, x, y), body)
+        return local
+
+    w = r.rounds(client)
+    state = ours_after(fedbabu(HeadNet(), optax.sgd(RATE), tune_epochs=2))
+    same(r, state.shared["params"], {n: w[n] for n in body})
+    for k in range(2):
+        fixed = fed.client(state.personal["params"], k)
+        fed.assert_equal(r.tree(fixed), {n: r.start[n] for n in head})
+        same(r, fed.client(state.personal[OWN]["model"], k)["params"], own[k])
+
+
+def test_fedrod_balances_the_shared_head_and_adds_a_personal_one(reference):
+    r, entropy = reference, reference.torch.nn.functional.cross_entropy
+    own = [{n: r.start[n] for n in r.names if n[0] == "head"} for _ in range(2)]
+    priors = []
+
+    def client(k, local):
+        labels = r.torch.cat([y for _, y in r.batches(k)])
+        priors.append(r.torch.bincount(labels, minlength=fed.CLASSES).double().log())
+        for x, y in r.batches(k):
+            leaves, heads = (
+                {n: leaf.clone().requires_grad_() for n, leaf in tree.items()}
+                for tree in (local, own[k])
+            )
+            z = (x @ leaves["body", "kernel"] + leaves["body", "bias"]).tanh()
+            g = z @ leaves["head", "kernel"] + leaves["head", "bias"]
+            p = g.detach() + z.detach() @ heads["head", "kernel"] + heads["head", "bias"]
+            (entropy(g + priors[-1], y) + entropy(p, y)).backward()
+            local = r.moved(local, {n: leaf.grad for n, leaf in leaves.items()})
+            own[k] = r.moved(own[k], {n: leaf.grad for n, leaf in heads.items()})
+        return local
+
+    w, images = r.rounds(client), fed.batches_of(SIZES)["image"][0, 0]
+    assert not priors[-1].isfinite().all()  # the second client lacks a class
+    state = ours_after(fedrod(HeadNet(), optax.sgd(RATE)))
+    same(r, state.shared["params"], w)
+    models = [fed.client(fed.client_variables(state), k) for k in range(2)]
+    models.append(fed.global_variables(state))  # of an unseen client
+    for model, head in zip(models, [*own, {}], strict=True):
+        summed = {n: (w[n] + head.get(n, 0)).numpy() for n in w}
+        expected = np.tanh(images @ summed["body", "kernel"] + summed["body", "bias"])
+        expected = expected @ summed["head", "kernel"] + summed["head", "bias"]
+        np.testing.assert_allclose(forward(HeadNet(), model, images).outputs, expected, rtol=1e-9)
 
 
 def test_gperxan_is_two_rounds_of_its_formulas(x64):

@@ -32,7 +32,7 @@ def by_roots(sizes, risks):
 
 OPTIONS = cohorts.OPTIONS | {"fedbn, by roots": {"weigh": by_roots}}
 # Weights that depend on other clients' sizes, risks or uploads are known after a first reduction.
-TWICE = {"csac", "fedcd", *OPTIONS}
+TWICE = {"csac", "fedawa", "fedcd", "fedlws", *OPTIONS}
 
 
 def begin(name, sizes, mesh=None, batch=4):
@@ -71,7 +71,7 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     assert kinds == ("all-reduce",) * (1 + (name in TWICE))
     *small, large = sorted(numbers)
     # Two halves of a size, a risk and two booleans of each of the four clients.
-    if name != "csac":  # which weighs each leaf, and so gathers all uploads first
+    if name not in ("csac", "fedawa", "fedlws"):  # which read, and so gather, all uploads first
         assert all(number <= 5 * 4 for number in small)
     shared = sum(leaf.size for leaf in jax.tree.leaves(state.shared))
     assert large > shared

@@ -87,7 +87,7 @@ def test_frozen_leaves_are_sent_once_and_kept(folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn", "fedrdn", "ditto"])
+@pytest.mark.parametrize("name", ["fedbn", "fedrdn", "ditto", "fedawa"])
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     folder, tmp_path, monkeypatch, name
 ):

@@ -7,6 +7,7 @@ import fedbn
 import fedcd
 import fedcd_small
 import fedig
+import medsegbench
 import numpy as np
 import pacs_imagenet
 import plan
@@ -31,7 +32,7 @@ PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
     *PAPERS,
     *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, segmentation.SWEEP, signs.SWEEP, vessels.SWEEP),
-    *(unifed_small.SWEEP, unseen.SWEEP),
+    *(medsegbench.SWEEP, unifed_small.SWEEP, unseen.SWEEP),
 )
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.

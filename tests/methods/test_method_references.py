@@ -1,4 +1,4 @@
-"""MOON, FedDC and PerFedAvg against plain loops over clients, rounds and batches, in float64.
+"""MOON, FedDC, FedDyn, PerFedAvg against plain loops over clients, rounds and batches in float64.
 
 The loops share nothing with the library: their network is six lines of jax.numpy, and they follow
 the equations in the order in which the papers print them.
@@ -14,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import federations as fed
+from fedjax_bn.contrib import feddyn
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import feddc, moon, perfedavg
@@ -190,6 +191,34 @@ def feddc_reference(shared: set, batches: dict, present: list, alpha: float):
     return federation(train, combine, shared, batches, present)
 
 
+def feddyn_reference(shared: set, batches: dict, present: list, alpha: float):
+    """Algorithm 1: g_k is a client's gradient at its minimum, h the server's state."""
+    names = [n for n in start() if n.startswith("params") and n in shared]
+    *g, h = ({n: np.zeros(SHAPES[n]) for n in names} for _ in range(len(SIZES) + 1))
+
+    @jax.jit
+    def step(w, received, g, x, y):
+        grads, moved = gradient(w, plain(x, y))
+        for n in names:
+            grads[n] += alpha * (w[n] - received[n]) - g[n]
+        return descend(w, grads, moved)
+
+    def train(k, received, data):
+        w = received
+        for x, y in data:
+            w = jax.device_get(step(w, received, g[k], x, y))
+        for n in names:
+            g[k][n] = g[k][n] - alpha * (w[n] - received[n])
+            h[n] = h[n] - alpha * (w[n] - received[n]) / len(SIZES)
+        return w
+
+    def combine(models, weights):
+        averaged = mean(models, (weights > 0) / (weights > 0).sum())
+        return averaged | {n: averaged[n] - h[n] / alpha for n in names}
+
+    return federation(train, combine, shared, batches, present)
+
+
 def perfedavg_reference(
     shared: set, batches: dict, present: list, inner_rate: float, second_order: bool
 ):
@@ -217,6 +246,7 @@ def perfedavg_reference(
 CASES = {
     "moon": (moon, moon_reference, {"mu": 1.0, "temperature": 0.5}),
     "feddc": (feddc, feddc_reference, {"alpha": 0.1}),
+    "feddyn": (feddyn, feddyn_reference, {"alpha": 0.3}),
     "perfedavg": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": False}),
     "perfedavg 2": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": True}),
 }
@@ -229,6 +259,7 @@ CASES = {
         pytest.param("moon", "bn_local", 2, SOME, "vmap:2", marks=pytest.mark.slow),
         pytest.param("feddc", "all", 2, SOME, "map", marks=pytest.mark.slow),
         ("feddc", "bn_local", 1, SOME, "vmap:2"),
+        ("feddyn", "all", 2, SOME, "map"),
         pytest.param("perfedavg", "all", 2, ALL, "map", marks=pytest.mark.slow),
         pytest.param("perfedavg", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),
         ("perfedavg 2", "all", 1, ALL, "map"),

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import federations as fed
+from fedjax_bn.contrib import feddyn
 from fedjax_bn.methods import fedavg, scaffold
 from fedjax_bn.models import MLP
 from fedjax_bn.sharing import all_but_batch_norm
@@ -107,3 +108,9 @@ def test_optimizers_of_the_server_follow_the_papers_algorithms(x64, name):
         m, v, way = move(m, v, trained - kernel)
         x = fed.global_variables(state)
         np.testing.assert_allclose(x["params"]["dense"]["kernel"], kernel + way, rtol=1e-10)
+
+
+def test_feddyn_without_a_penalty_is_fedavg(x64):
+    start, batches = fed.in_float64(fed.variables_of(fed.PlainNet())), fed.batches_of((4, 4))
+    ours, plain = feddyn(fed.PlainNet(), SGD, alpha=0.0), fed.once(fedavg, fed.PlainNet(), SGD)
+    fed.assert_equal(*(fed.run_rounds(m, start, batches)[0].shared for m in (ours, plain)))

@@ -17,10 +17,11 @@ KEYS = {"data__image_size": 8, "rounds": 2, "model": "MLP", "target": ""}
 WAYS = {
     "gates": {"method": "fedig:gates=True", "model": "SmallCNN"},
     "own model": {"method": "ditto"},
+    "own head": {"method": "fedrod"},
     "absent clients": {"method": "fedbn", "clients_per_round": 1},
     "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "host"},
 }
-SLOW = ("gates", "on the disk", "own model")
+SLOW = ("gates", "on the disk", "own head", "own model")
 
 
 @pytest.fixture(

@@ -187,7 +187,8 @@ def test_other_data_are_refused_be_they_of_a_client_or_the_unseen_one(
         runs.run(straight)
 
 
-OTHERS = [{"method": name} for name in ("ditto", "apfl", "fedala", "fedrep", "gperxan")]
+NAMES = ("ditto", "apfl", "fedala", "fedawa", "fedbabu", "feddyn", "fedrep", "fedrod", "gperxan")
+OTHERS = [{"method": name} for name in NAMES]
 OTHERS += [
     {"method": "fedavg", "model": "MLP:norm=group", "share": rule}
     for rule in ("all_but_norms", "all_but_head", "only_head")

@@ -24,6 +24,8 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import BY_KIND, Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
+from fedjax_bn.contrib.fedawa import adaptive_weights
+from fedjax_bn.contrib.fedlws import layer_shrinking
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
@@ -53,6 +55,7 @@ WEIGHING = {
         *(aggregation.generalization_adjustment, aggregation.by_divergence),
         *(aggregation.coordinate_median, aggregation.trimmed_mean, aggregation.krum),
         *(aggregation.geometric_median, aggregation.norm_clipping),
+        *(adaptive_weights, layer_shrinking),
     )
 }
 

@@ -56,7 +56,8 @@ def reestimation(
             moments = add_block(state, moments, block)
         nothing = jax.tree.map(lambda leaf: None, state.shared[STATISTICS])
         personal = {**state.personal, STATISTICS: moments.statistics}
-        if OWN in personal:  # the model that predicts in the place of the shared one
+        # The model that predicts in the place of the shared one.
+        if "model" in personal.get(OWN, {}):
             model = {**personal[OWN]["model"], STATISTICS: moments.statistics}
             personal[OWN] = {**personal[OWN], "model": model}
         return state._replace(shared={**state.shared, STATISTICS: nothing}, personal=personal)
