@@ -17,8 +17,10 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import in_dtypes_of, weighted
 from fedjax_bn.federation import FederatedMethod, traffic
-from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.site import deployed, sent_personal
+from fedjax_bn.flower.handshake import digest_of, facts_of
+from fedjax_bn.flower.messages import BATCH, Order
+from fedjax_bn.flower.settings import deployed
+from fedjax_bn.flower.site import sent_personal
 from fedjax_bn.incremental_aggregation import Adding
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.choices import participation_of
@@ -60,7 +62,7 @@ class Host:
     Attributes:
       alone: makes the start of a federation of one client, the form of what is served.
       start: makes the `Kept` before the first round.
-      order: the header of the server's messages, with begin=0.
+      order: the header of the server's questions, with begin=0 and its facts (`handshake`).
       form: the form of all clients' samples, as JSON.
       upload, personal: the forms of one client's upload, and of the personal leaves that it sends
         too (`sent_personal`); () for none.
@@ -74,7 +76,7 @@ class Host:
 
     def __init__(self, config: ConfigDict, order: Order, form: str) -> None:
         """Raises ConfigError if the configuration is wrong or does not suit the clients' number."""
-        self.config, self.order, self.form = config, order, form
+        self.config, self.form = config, form
         epochs, count = local_epochs(config), order.population
         if len(epochs) not in (1, count) or config.clients_per_round > count:
             numbers = f"config.client_epochs ({len(epochs)} of them)"
@@ -109,6 +111,8 @@ class Host:
 
         self.start, self.task, method = start, experiment.task, experiment.method
         like = jax.eval_shape(make_alone)
+        facts = facts_of(config, json.loads(form), like)
+        self.order = order._replace(digest=digest_of(facts), facts=facts)
         own = jax.eval_shape(lambda state: own_of(state, 0), like)
         batches = batches_of_one(experiment)
         batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
@@ -138,6 +142,7 @@ class Host:
             "tested_on": records[number - 1].get("tested_on", {}),
             "accuracy": selected,
             "last_round": last,
+            **{key: scores for key, scores in records[number - 1].items() if key == BATCH},
             "seconds_per_round": median(record["seconds"] for record in records),
             # The server does not know the clients' compile times and numbers of samples.
             "compile_seconds": float("nan"),

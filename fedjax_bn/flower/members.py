@@ -12,7 +12,9 @@ import base64
 import hashlib
 import json
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from logging import WARNING
 from pathlib import Path
@@ -25,14 +27,16 @@ from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.errors import UserError, WorkdirError
+from fedjax_bn.arguments.errors import ConfigError, UserError, WorkdirError
 from fedjax_bn.arguments.text import short
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.data.labels import is_of_masks
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.flower import messages
+from fedjax_bn.flower.handshake import difference, facts_of
 from fedjax_bn.flower.messages import Answer, Hello, Order, Reply, record_in
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.files.finished_run import dataset_of
@@ -131,6 +135,8 @@ class Members:
         prints = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
         self._again = {node: at for node, at in self._again.items() if at > time.monotonic()}
         misfits, self.misfits = self.misfits - self._again.keys(), set()
+        if order.digest:  # who came before the server had its facts may have others
+            misfits |= {n for n, hello in self.connected.values() if hello.digest != order.digest}
         present = prints.keys() - misfits
         self.connected = {k: x for k, x in self.connected.items() if x[0] in present}
         met_nodes = {node for node, _ in self.connected.values()}
@@ -187,6 +193,8 @@ class Members:
         """Makes a node that presents itself a member; raises ValueError if it cannot be."""
         client, hello = _presented(reply, order, self.run.size_bound)
         problem = "which is there already" if client in self.connected else ""
+        if order.digest not in ("", hello.digest):
+            problem = "whose facts have another hash than the server's"
         if self.run.client_keys != "any":
             clients_of_key = [k for k, bound in self.keys.items() if key and bound == key]
             if self.keys.get(client, key) != key or {*clients_of_key} - {client}:
@@ -228,7 +236,8 @@ def _content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
         text = f"its reply cannot be read: {reply!s:.{_MOST_TEXT}}"
         raise ValueError(text if reply else "it did not answer in time")
     if reply.has_error():
-        raise _MisfitError(f"it failed: {reply.error.reason:.{_MOST_TEXT}}")
+        reason = re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", reply.error.reason[:_MOST_TEXT])
+        raise _MisfitError(f"it failed: {reason}")
     answer = record_in(reply.content, Answer)
     if answer.federation != order.federation or client not in (None, answer.client):
         raise _MisfitError("it answers for another federation or another client")
@@ -271,6 +280,22 @@ def _is_form(text: str) -> bool:
         return json.dumps(form | names, sort_keys=True) == json.dumps(written, sort_keys=True)
     except Exception:  # the client chooses the text, and with it the error
         return False
+
+
+def form_of_most(members: Members, order: Order, config: ConfigDict) -> str:
+    """Returns the form of samples that more clients state than any other, or ConfigError."""
+    connected = members.connected
+    forms = Counter(hello.form for _, hello in connected.values()).most_common(2)
+    form, other = forms[0][0], forms[-1][0]
+    if form != other and forms[0][1] == forms[1][1]:
+        names = ", ".join(members.name(k) for k, (_, h) in connected.items() if h.form == other)
+        facts, other_facts = (facts_of(config, json.loads(text)) for text in (form, other))
+        # Asked again as if the first were the server's, so that the others' logs say it too.
+        members.misfits |= {node for node, _ in connected.values()}
+        members.meet(order._replace(facts=facts))
+        fault = difference(other_facts, facts).replace("the server", "as many others")
+        raise ConfigError(f"no form of samples is that of most clients; of {names}, {fault}")
+    return form
 
 
 def accept(

@@ -11,6 +11,8 @@ from flwr.serverapp import Grid
 
 SCORES = "scores"
 _ARRAYS, _HEADER, _ABOUT = "arrays", "header", "about"
+BATCH = "batch_statistics"  # the accuracy with the statistics of test batches
+SCORED = "accuracy", "validation", BATCH
 TESTED_ON_VALIDATION = "tested_on_validation"  # among the scores: 100 if so, else 0
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
@@ -32,6 +34,8 @@ class Order(NamedTuple):
     longest: int  # samples of the largest client, which bound the batch size; 0 if none says
     serve_unseen: bool  # whether the server asks for the client's personal leaves
     round: int = 0  # the round that is played or evaluated, from 1; 0 in a question for a `Hello`
+    digest: str = ""  # of the server's facts (`handshake`); "" before it has all
+    facts: str = ""  # in a question: the server's facts, as far as it has them
 
 
 class Answer(NamedTuple):
@@ -51,6 +55,7 @@ class Hello(NamedTuple):
     losses: bool  # whether the client reports the losses of its training
     scores: bool  # whether the client reports the accuracies of its model
     form: str  # the form of its samples, `domain.form_of` as JSON without names
+    digest: str = ""  # of its facts, see `handshake`
 
 
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -8,7 +8,6 @@ clients that the server has met, and `server` is its state after the last round.
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
@@ -21,17 +20,17 @@ from flwr.app import Context, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedjax_bn.arguments.errors import ConfigError, RiskError, UserError
+from fedjax_bn.arguments.errors import RiskError, UserError
 from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.engine.named_arrays import names_of, to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
+from fedjax_bn.flower.handshake import facts_of
 from fedjax_bn.flower.host import Host, Kept
-from fedjax_bn.flower.members import Members, accept
+from fedjax_bn.flower.members import Members, accept, form_of_most
 from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.settings import Run, config_of, run_of
-from fedjax_bn.flower.site import adds_noise, deployed
+from fedjax_bn.flower.settings import Run, adds_noise, config_of, deployed, run_of
 from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import describe_privacy
@@ -45,6 +44,7 @@ from fedjax_bn.training.callbacks.evaluation import Patience, Scores
 from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.records import by_client, out_of_patience, round_record, warnings_of
+from fedjax_bn.training.score_tables import accuracies
 from fedjax_bn.training.workdir import Record
 
 # client -> its accepted upload without arrays, and the norm of its update
@@ -84,21 +84,27 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     place = Path(run.workdir).expanduser()
     with owned(place):
         order, form = _facts_of(place, run, config.method)
-        members = Members(grid, run, place)
-        if not form or workdir.rounds_recorded(place / "metrics.jsonl") < config.rounds:
+        members, is_new = Members(grid, run, place), not form
+        if is_new:  # its first clients determine the longest and the form
+            order = order._replace(facts=facts_of(config))
             members.gather(order)
-        if not form:  # the first clients of a new federation determine the longest and the form
             order = order._replace(longest=max(members.sizes.values()))
-            form = _form_of_most(members)
+            form = form_of_most(members, order, config)
         with_noise = config.copy_and_resolve_references()
         if adds_noise(config, "server"):
             with_noise.privacy += f":seed={secrets.randbits(32)}"
         host = Host(with_noise, order, form)
         # It is written and sent, and the seed of the server's noise must not be.
         host.config = config
+        left = workdir.rounds_recorded(place / "metrics.jsonl") < config.rounds
+        if not is_new and (left or run.only_evaluates()):
+            members.gather(host.order)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         about = {"data": order.federation, "sizes": {"longest": order.longest}, "samples": form}
-        claim(place, flat, about | promised | workdir.describe_machine(), follows_rounds(config))
+        about |= promised | workdir.describe_machine()
+        if run.only_evaluates():
+            return _evaluate_only(host, members, place, flat, about)
+        claim(place, flat, about, follows_rounds(config))
         members.save()
         server, records = resume(place, host.start)
         _log_start(host, records, promised)
@@ -120,6 +126,35 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         return server, records
 
 
+def _evaluate_only(
+    host: Host, members: Members, place: Path, flat: Record, about: Record
+) -> tuple[Kept, list[Record]]:
+    """Asks all clients for scores of the present model; returns it, and a record of them.
+
+    Of a federation that has begun, WORKDIR/evaluations/sites.json holds the record; nothing else is
+    written. Raises UserError without any score, and what `claim` raises of `flat` and `about`.
+    """
+    server, begun = None, (place / "config.json").exists()
+    if begun:
+        recorded = workdir.read_json(place / "config.json", workdir.CLAIM)["config"]
+        flat = flat | {"rounds": recorded["rounds"]}
+        played = workdir.rounds_recorded(place / "metrics.jsonl")
+        server = checkpoint.latest_state(place, host.start, played)
+    claim(place, flat, about, write=False)
+    server = server or host.start()
+    members.meet(host.order)
+    if untrained := [members.name(k) for k in members.connected if not server.taken[k]]:
+        said = "%s never trained: scored with initial personal leaves, if the method has any"
+        log(WARNING, said, ", ".join(untrained))
+    record = evaluate(host, members, server, everyone=True)
+    if not record:
+        raise UserError("no client has scored the model: see the log, and report in node configs")
+    record |= {"round": int(server.round), "untrained": untrained, "refused": members.refused}
+    if begun:  # another folder could not become a workdir later if it had files
+        workdir.write_json(place / "evaluations" / "sites.json", record)
+    return server, [record]
+
+
 def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
     """Returns the header of the server's messages with begin=0, and the form of samples as JSON."""
     # They come from the server's workdir. A new federation gets its name here, and the form "".
@@ -129,19 +164,6 @@ def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
     longest = about["sizes"]["longest"]
     order = Order(about["data"], method, 0, run.clients, longest, run.serve_unseen)
     return order, about["samples"]
-
-
-def _form_of_most(members: Members) -> str:
-    """Returns the form of samples that more clients state than any other, or ConfigError."""
-    forms = {members.name(k): hello.form for k, (_, hello) in members.connected.items()}
-    (form, count), *rarer_forms = Counter(forms.values()).most_common(2)
-    if rarer_forms and rarer_forms[0][1] == count:
-        named = "; ".join(f"{name} has {form_text:.200}" for name, form_text in forms.items())
-        raise ConfigError(
-            f"no form of samples is that of most clients ({named:.2000}): correct the data or "
-            "data.classes of those that differ"
-        )
-    return form
 
 
 def _log_start(host: Host, records: list[Record], promised: Record) -> None:
@@ -246,28 +268,25 @@ def _named(members: Members, number: int, reasons: Mapping[int, str]) -> dict[st
     return named
 
 
-def evaluate(host: Host, members: Members, server: Kept) -> Record:
-    """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
+def evaluate(host: Host, members: Members, server: Kept, everyone: bool = False) -> Record:
+    """Returns {"accuracy": {client: percent, "mean": ...}, ...} of reporting clients, for `SCORED`.
 
     "tested_on" says of which of their samples the accuracies are, see `data.domain.scored_part`.
-    Clients whose samples have another form are not asked; who fails or is late has no score.
+    Clients without a model of their own are asked only if `everyone` is; who fails or is late has
+    no score.
     """
     order, count = host.order._replace(round=int(server.round)), host.order.population
     scores_of, parts, taken = {}, [], np.asarray(server.taken)
-    # A client whose upload was never taken has no model of its own yet.
-    trained = [
-        k
-        for k, (_, hello) in members.connected.items()
-        if hello.scores and hello.form == host.form and taken[k]
-    ]
+    connected = members.connected.items()
+    asked = [k for k, (_, hello) in connected if hello.scores and (everyone or taken[k])]
 
     def keep(k: int, scores: dict[str, float]) -> None:
         validates = scores.get(messages.TESTED_ON_VALIDATION, 0.0) > 0
         parts.append("validation" if validates else "test")
-        for name in scores.keys() & {"accuracy", "validation"}:
+        for name in scores.keys() & {*messages.SCORED}:
             scores_of.setdefault(name, np.full(count, np.nan))[k] = scores[name]
 
-    contents = _contents(server, order, trained)
+    contents = _contents(server, order, asked)
     reasons = members.ask(order, contents, MessageType.EVALUATE, _scores_in, keep)
     for k, reason in reasons.items():
         log(WARNING, "%s is not evaluated: %s", members.name(k), short(reason, 500))
@@ -277,7 +296,10 @@ def evaluate(host: Host, members: Members, server: Kept) -> Record:
         named_scores["mean"] = float(np.nanmean(values))
         # Clients without a score, and groups of them, have NaN: a record allows no None.
         record[name] = {k: np.nan if x is None else x for k, x in named_scores.items()}
-    return record | ({"tested_on": {"internal": part_of_all(parts)}} if parts else {})
+    if parts:
+        log(INFO, "scores of round %s\n%s", order.round, accuracies(record, "percent"))
+        record["tested_on"] = {"internal": part_of_all(parts)}
+    return record
 
 
 def _scores_in(client: int, content: RecordDict) -> dict[str, float]:
@@ -317,6 +339,7 @@ def _contents(server: Kept, order: Order, clients: Sequence[int]) -> dict[int, R
     arrays = first_arrays = messages.recorded(sent)  # all messages share the bytes
     if jax.tree.leaves(server.state.frozen) and not all(taken[[*clients]]):
         first_arrays = messages.recorded(sent | to_named({"frozen": server.state.frozen}))
+    order = order._replace(facts="")  # which only questions have
     return {
         k: messages.packed(
             order._replace(begin=int(taken[k])), arrays if taken[k] else first_arrays
@@ -333,14 +356,8 @@ def _uploads(
     connected, forms = members.connected, (host.upload, host.personal)
     order, limit = host.order._replace(round=int(server.round) + 1), len(jax.tree.leaves(forms))
     shared = jax.device_get(server.state.shared)
-    accepted, total, reasons = {}, None, {}
-    for k in asked:
-        node, hello = connected.get(k, (None, None))
-        if hello is None:
-            reasons[k] = "it is not connected"
-        elif hello.form != host.form:
-            reasons[k] = f"its samples are {hello.form:.200}, not {host.form:.200} as others' are"
-            members.misfits.add(node)
+    accepted, total = {}, None
+    reasons = {k: "it is not connected" for k in asked if k not in connected}
 
     def read(k: int, content: RecordDict) -> tuple[Upload, Any, float]:
         arrays, (_, hello) = messages.arrays_in(content, limit), connected[k]

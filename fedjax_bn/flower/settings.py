@@ -13,10 +13,12 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, names_in, nearest
+from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.config.file import read
 
 _REPORTS = ("sizes", "losses", "accuracies")
 _OF_FLOWER = {"partition-id", "num-partitions"}  # keys that Flower's simulation adds
+_NO_ROUNDS = re.compile(r"(?:^|,)\s*rounds=0+\s*(?=,|$)")
 _FINGERPRINT = re.compile("SHA256:[A-Za-z0-9+/]{43}")
 _Settings = TypeVar("_Settings", bound=NamedTuple)
 
@@ -38,6 +40,10 @@ class Run(NamedTuple):
     norm_bound: float = 1e6  # of a client's update, of its message, and of its personal leaves
     serve_unseen: bool = False  # whether clients send personal leaves too, for unseen clients
 
+    def only_evaluates(self) -> bool:
+        """Returns whether `changes` has rounds=0: clients score the present model, and no more."""
+        return bool(_NO_ROUNDS.search(self.changes))
+
     def listed_keys(self) -> dict[int, str]:
         """Returns client -> fingerprint, from the list in `client_keys`; {} for first and any."""
         listed = () if self.client_keys in ("first", "any") else names_in(self.client_keys)
@@ -55,6 +61,8 @@ class Node(NamedTuple):
     # what it reports: any of sizes, losses and accuracies, separated by commas, or "nothing"
     report: str = ",".join(_REPORTS)
     serve_unseen: bool = False  # whether it sends its personal leaves if the run config asks
+    # whether evaluations write FOLDER/FEDERATION/predictions.csv, a line for each tested sample
+    predictions: bool = False
 
     def reports(self, kind: str) -> bool:
         """Returns whether the client reports `kind`: "sizes", "losses" or "accuracies"."""
@@ -95,6 +103,7 @@ def node_of(entries: Mapping[str, Any]) -> Node:
         "folder": (node.folder, "a folder that outlives the SuperNode"),
         "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
+        "predictions": (not node.predictions or "accuracies" in report, "false, or report them"),
     }
     _check("node config", node, allowed)
     return node._replace(report=",".join(report))
@@ -103,11 +112,33 @@ def node_of(entries: Mapping[str, Any]) -> Node:
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
     """Returns the configuration of `Run.config` and `Run.changes`; raises what `read` raises.
 
-    `folder` is the app's folder, in which the file is looked for first.
+    `folder` is the app's folder, in which the file is looked for first. rounds=0 changes nothing
+    here: a configuration has rounds, see `Run.only_evaluates`.
     """
+    changes = _NO_ROUNDS.sub("", changes)
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source
     return read(f"{source}:{changes}" if changes else source)
+
+
+def deployed(config: ConfigDict) -> ConfigDict:
+    """Returns a copy without the keys of a simulation: the server decides who takes part."""
+    config = config.copy_and_resolve_references()
+    config.mesh.clients, config.population, config.baselines = 1, "device", ()
+    config.clients_per_round = config.eval_clients = 0
+    config.participation = "uniform"
+    return config
+
+
+def adds_noise(config: ConfigDict, side: str) -> bool:
+    """Returns whether a side, "client" or "server", adds noise that no one can repeat.
+
+    The server and all clients know `config.seed`. So the side that `config.privacy` names seeds
+    its noise with random numbers of the operating system, which never leave it. If
+    its option `seed` is set, the noise equals the simulation's and protects no one.
+    """
+    choice = privacy_of(config)
+    return bool(choice and choice.noise and choice.at == side and choice.seed is None)
 
 
 def _read(title: str, entries: Mapping[str, Any], settings: _Settings) -> _Settings:

@@ -4,6 +4,7 @@ A client's own part, its personal leaves and the memory of its method, stays in 
 
     FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays
     FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
+    FOLDER/FEDERATION/predictions.csv      of the last evaluation, if the node config asks for it
 
 Files are written atomically. The file with which the client began its last round is kept too: if
 the server did not accept the upload, the client begins with it again. Flower runs every task in a
@@ -16,7 +17,7 @@ import secrets
 import zipfile
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from logging import INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from flwr.common.logger import log
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import ServerState
-from fedjax_bn.arguments.errors import ConfigError, WorkdirError
+from fedjax_bn.arguments.errors import ConfigError, UserError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
@@ -37,15 +38,17 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
 from fedjax_bn.flower import messages
+from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
-from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.run.config.choices import privacy_of
+from fedjax_bn.flower.settings import Node, adds_noise, config_of, deployed, node_of
 from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
+from fedjax_bn.run.experiment.datasets import configured_clients, read_data
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
-from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.training.evaluation.answers import Keep, predictions_of
+from fedjax_bn.training.evaluation.evaluate import Evaluate, batch_accuracy, internal_evaluator
 from fedjax_bn.training.rounds import megabytes, stream_rounds
 from fedjax_bn.training.start import Keys, check_shapes, partition_table
 from fedjax_bn.training.workdir import write_atomically
@@ -64,30 +67,11 @@ class _Site(NamedTuple):
     experiment: Experiment  # of this configuration, with this client's domain alone
     start: Callable[[], FederatedState]  # makes the common start, with the row of one client
     like: FederatedState  # the form of that state
+    facts: str  # see `handshake`
     node: Node
     train: _Train  # the client's part of a round; compiled once for each longest of an order
     # makes the evaluator at its first call, because it reads the test samples
     evaluator: Callable[[], Evaluate]
-
-
-def deployed(config: ConfigDict) -> ConfigDict:
-    """Returns a copy without the keys of a simulation: the server decides who takes part."""
-    config = config.copy_and_resolve_references()
-    config.mesh.clients, config.population, config.baselines = 1, "device", ()
-    config.clients_per_round = config.eval_clients = 0
-    config.participation = "uniform"
-    return config
-
-
-def adds_noise(config: ConfigDict, side: str) -> bool:
-    """Returns whether a side, "client" or "server", adds noise that no one can repeat.
-
-    The server and all clients know `config.seed`. So the side that `config.privacy` names seeds
-    its noise with random numbers of the operating system, which never leave it. If
-    its option `seed` is set, the noise equals the simulation's and protects no one.
-    """
-    choice = privacy_of(config)
-    return bool(choice and choice.noise and choice.at == side and choice.seed is None)
 
 
 def sent_personal(personal: Variables) -> Variables:
@@ -107,19 +91,25 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> _Site:
     make = partial(_of_client, node)
     experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
-    evaluator = cache(partial(internal_evaluator, experiment))
-    return _Site(config, experiment, start, jax.eval_shape(start), node, train, evaluator)
+    evaluator, like = cache(partial(internal_evaluator, experiment)), jax.eval_shape(start)
+    facts = facts_of(config, form_of(experiment.internal), like)
+    return _Site(config, experiment, start, like, facts, node, train, evaluator)
 
 
-def _of_client(node: Node, config: ConfigDict) -> Experiment:
-    """Returns the experiment of one client, whose domain is chosen from the data that are here."""
+def _reading(node: Node, config: ConfigDict) -> ConfigDict:
+    """Returns a copy of the configuration that reads the data that are here."""
     reading = config.copy_and_resolve_references()
     reading.client_epochs = ()  # one number for each client, which would not fit the data here
     if node.data:
         reading.data.path, reading.target = node.data, ""
         if reading.data.domains:
             reading.data.domains = (node.domain,) if node.domain else ()
-    dataset = build(reading).internal
+    return reading
+
+
+def _of_client(node: Node, config: ConfigDict) -> Experiment:
+    """Returns the experiment of one client, whose domain is chosen from the data that are here."""
+    dataset = build(_reading(node, config)).internal
     key, choice, choices = "client", str(node.client), [*map(str, range(len(dataset.domains)))]
     if node.data:
         choices = [domain.name for domain in dataset.domains]
@@ -235,10 +225,16 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 
     def answering(answer: Callable[["_Task"], dict[str, Any]]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
-            task = _Task(str(folder), message, context)
-            content, order = answer(task), task.order
-            method, client = task.site.config.method, task.site.node.client
-            header = Answer(order.federation, method, client, order.round)
+            node = node_of(context.node_config)
+            try:
+                task = _Task(str(folder), message, context, node)
+                content, order = answer(task), task.order
+            except (UserError, ValueError) as error:
+                fault = f"client {node.client} ({node.name or '-'}) cannot take part: {error}"
+                log(ERROR, "%s", fault)  # Flower shows it behind a traceback
+                kind = WorkdirError if isinstance(error, WorkdirError) else ConfigError
+                raise kind(fault) from error
+            header = Answer(order.federation, task.site.config.method, node.client, order.round)
             return Message(content=messages.packed(header, **content), reply_to=message)
 
         return handle
@@ -258,16 +254,26 @@ def _opened(source: str, changes: str, folder: str, node: Node, clients: int) ->
 class _Task:
     """One message of the server to one client."""
 
-    def __init__(self, folder: str, message: Message, context: Context) -> None:
+    def __init__(self, folder: str, message: Message, context: Context, node: Node) -> None:
         # Only these keys of the run config change the training, so `_opened` is cached by them.
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
         self.order, self.arrays = messages.record_in(message.content, Order), {}
         if message.metadata.message_type != MessageType.QUERY:
             self.arrays = messages.arrays_in(message.content)
-        node = node_of(context.node_config)
-        self.site = _opened(source, changes, folder, node, self.order.population)
+        try:
+            self.site = _opened(source, changes, folder, node, self.order.population)
+        except ConfigError:
+            # It may be that the network does not suit samples that differ from the server's.
+            reading = _reading(node, deployed(config_of(source, changes, folder)))
+            dataset, _ = configured_clients(read_data(reading), reading)
+            require_equal(facts_of(reading, form_of(dataset)), self.order.facts)
+            raise
         # The folder of the client's own part, a different one for each federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
+        require_equal(self.site.facts, self.order.facts)
+        self.digest = digest_of(self.site.facts)
+        if self.order.digest not in ("", self.digest):
+            raise ConfigError("its data or its config file were changed since it presented itself")
 
     def hello(self) -> dict[str, Any]:
         """Returns how the client presents itself: name, form of samples, and what it reports."""
@@ -288,7 +294,7 @@ class _Task:
         size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
         form = form_of(internal)
         del form["dataset"], form["clients"]  # names stay here; the server compares the rest
-        return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
+        return {"hello": Hello(node.name, size, losses, scores, json.dumps(form), self.digest)}
 
     def train(self) -> dict[str, Any]:
         """Trains a round, writes the client's own part to its folder, and returns the upload."""
@@ -309,18 +315,28 @@ class _Task:
 
     def evaluate(self) -> dict[str, Any]:
         """Returns the scores of the client's model (broadcast and own part) on its own samples."""
-        site, broadcast = self.site, self._broadcast()
+        site, order, broadcast = self.site, self.order, self._broadcast()
         if not site.node.reports("accuracies"):
             raise ConfigError("this client reports no accuracies, see report in its node config")
         with owned(self.place):
             part = self._own()
+        if not order.begin and jax.tree.leaves(part.personal):
+            log(WARNING, "its personal leaves were never trained: the initial ones are tested")
         personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], part[:2])
         own = {"personal": personal, "memory": memory, "frozen": part.frozen}
         weights, server = np.ones(1, site.like.weights.dtype), ServerState(sent=broadcast.message)
         # The evaluator takes a state, so this one holds the client alone, with K = 1.
         alone = FederatedState(broadcast.round, broadcast.shared, server, weights, (), **own)
-        record = site.evaluator()(alone)
-        scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
+        answers: Keep = {}
+        record = site.evaluator()(alone, None, answers)
+        if by_batches := batch_accuracy(site.experiment, alone):
+            record[messages.BATCH] = by_batches
+        if site.node.predictions:
+            with owned(self.place):
+                path = self.place / "predictions.csv"
+                write_atomically(path, predictions_of(answers, "csv"))
+                log(INFO, "round %s, case by case, in %s: it stays here", order.round, path)
+        scores = {k: record[k]["mean"] for k in messages.SCORED if k in record}
         # Percent of the tested samples that also validate: all or none.
         validating = scored_part(site.experiment.internal.domains) == "validation"
         return {"scores": scores | {messages.TESTED_ON_VALIDATION: 100.0 * validating}}

@@ -122,7 +122,7 @@ class Sites(LocalGrid):
     def __init__(self, *late):
         super().__init__({10 + k: partial(self.answer, k) for k in range(3)})
         self.size, self.number, self.late = {0: 3, 1: 4, 2: 5}, {0: 0, 1: 1, 2: 2}, late
-        self.risk, self.lives, self.form = [1.0] * 3, [], [FORM] * 3
+        self.risk, self.lives = [1.0] * 3, []
         self.scores = [{"accuracy": 50.0, "validation": 60.0 + k} for k in range(3)]
         self.asked, self.arrived, self.most = [], [], 0
 
@@ -131,7 +131,7 @@ class Sites(LocalGrid):
         self.asked.append((message.metadata.message_type, order.round, place))
         header = Answer("f", "fedavg", k, order.round)
         if message.metadata.message_type == "query":
-            hello = Hello("", self.size[place], True, True, self.form[place])
+            hello = Hello("", self.size[place], True, True, FORM)
             content = packed(header, hello=hello)
         elif message.metadata.message_type == "evaluate":
             content = packed(header, scores=self.scores[place])
@@ -356,13 +356,3 @@ def test_the_record_says_which_samples_the_clients_are_scored_on(host, members):
         parts.append(evaluate(host, members, kept)["tested_on"])
     mixed = "validation and test"
     assert [part["internal"] for part in parts] == ["test", mixed, mixed, "validation"]
-
-
-def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host, members):
-    kept, _ = played(host, members)
-    members.grid.form[1] = FORM.replace("uint8", "float32")
-    members.grid.size[1] = 9
-    kept, _ = played(host, members, kept)
-    kept, record = played(host, members, kept)
-    assert "its samples are" in record["left_out"]["client-1"]
-    assert np.isnan(evaluate(host, members, kept)["accuracy"]["client-1"])

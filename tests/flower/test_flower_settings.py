@@ -1,5 +1,9 @@
 """What operators set, and what the two sides say of it before anything is trained."""
 
+import csv
+import json
+import logging
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from fedjax_bn.run.files import finished_run
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
+from fedjax_bn.flower.handshake import difference
 from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.server import serve
@@ -23,6 +28,12 @@ from flower_grid import LocalGrid
 
 RUN = {"config": "quickstart", "clients": 3}
 NODE = {"client": 0, "folder": "state"}
+FORM = {"shape": [32, 32, 3], "dtype": "uint8", "mean": [0.5], "std": [0.5], "num_classes": 2}
+FACTS = {
+    "settings": {"method": "fedbn", "data.window": []},
+    "form": FORM | {"classes": ["benign", "malignant"]},
+    "network": {"params/norm/scale": "personal float32[4]", "params/out/bias": "shared float32[2]"},
+}
 
 
 @pytest.mark.parametrize(
@@ -131,3 +142,65 @@ def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, tmp_pat
             assert sent["size"] == 1
             assert np.isnan(sent["loss"])
             assert np.isnan(sent["risk"])
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("form", {"shape": [48, 48, 3]}, ["image size", "48x48", "32x32", "data.image_size"]),
+        ("form", {"mean": [0.4]}, ["normalization", "[0.4]", "[0.5]"]),
+        ("form", {"classes": ["malignant", "benign"]}, ["0=malignant", "0=benign", "order"]),
+        ("form", {"classes": ["a", "b", "c"], "num_classes": 3}, ["3 (0=a", "2 (0=benign"]),
+        ("network", {"params/out/bias": "shared float32[3]"}, ["out/bias", "[3]", "[2]"]),
+        ("network", {"params/norm/scale": "shared float32[4]"}, ["norm/scale shared", "personal"]),
+    ],
+)
+def test_a_difference_names_what_differs_both_values_and_a_remedy(part, change, words):
+    other = json.dumps(FACTS | {part: FACTS[part] | change})
+    said = difference(other, json.dumps(FACTS))
+    assert all(word in said for word in words)
+    assert said.count("it has the") == 1
+    assert difference(other, other) == ""
+
+
+def test_a_run_without_rounds_only_scores_and_a_site_that_differs_is_refused(
+    folder, tmp_path, caplog
+):
+    place = tmp_path / "server"
+    config = run_config(place, "method=fedbn,rounds=1", minimum=1, time_limit=1)
+    reports = {"report": "sizes,losses,accuracies"}
+    both = nodes_of(folder, config, **reports)
+    _, (trained,) = serve(LocalGrid({10: both[10]}), run_of(config), folder)
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    config |= {"changes": "method=fedbn,rounds=0"}
+    both[10] = nodes_of(folder, config, predictions=True, **reports)[10]
+    grid = LocalGrid(both)
+    _, (record,) = serve(grid, run_of(config), folder)
+    assert record["accuracy"]["client-0"] == trained["accuracy"]["client-0"]
+    assert (record["round"], record["untrained"]) == (1, ["client-1"])
+    written = place / "evaluations" / "sites.json"
+    assert json.loads(written.read_text()) == record
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after == before | {written: after[written]}
+    answers = [reply for _, reply in grid.sent if reply.metadata.message_type != "query"]
+    assert [{*answer.content} for answer in answers] == [{"header", "scores"}] * 2
+    federation = record_in(grid.sent[-1][0].content, Order).federation
+    places = [folder / f"client-{k}" / federation / "predictions.csv" for k in range(2)]
+    rows = np.array([*csv.reader(places[0].read_text().splitlines())][1:])
+    label, answer, chances = rows[:, 4].astype(int), rows[:, 5].astype(int), rows[:, 6:]
+    assert 100 * np.mean(label == answer) == pytest.approx(record["accuracy"]["client-0"])
+    np.testing.assert_array_equal(chances.astype(float).argmax(1), answer)
+    assert not places[1].exists()
+
+    other = {"d__images": np.zeros((40, 12), np.float32), "d__labels": np.arange(40) % 4}
+    np.savez(tmp_path / "own.npz", **other)
+    foreign = config | {"changes": "method=fedbn,data.name=npz"}
+    both[11] = nodes_of(folder, foreign, data=str(tmp_path / "own.npz"), name="hospital-b")[11]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, (record,) = serve(LocalGrid(both), run_of(config), folder)
+    (reason,) = record["refused"].values()
+    sentence = reason.removeprefix("it failed: ")
+    assert all(part in sentence for part in ("client 1 (hospital-b)", "12, the server 6"))
+    logged = [line.getMessage() for line in caplog.records if sentence in line.getMessage()]
+    assert logged == [sentence, f"node 11 is left out: {reason}"]  # the site's and the server's
+    assert np.isnan(record["accuracy"]["client-1"])

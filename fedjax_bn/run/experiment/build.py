@@ -226,9 +226,8 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     choosing = choosing or f"patience={config.patience}" * bool(config.patience)
     choosing = choosing or "validate_with=global" * (config.validate_with == "global")
     problems = {
-        f"data.image_size={size}, but images have {side} pixels a side: set it to {side}": (
-            side != size
-        ),
+        f"data.image_size={size}, but images have {side} pixels a side: set it to {side}, or "
+        f"scale them": (side != size),
         f"client_epochs has {epochs} numbers for {total} clients": epochs != total,
         f"clients_per_round={drawn} is more than the {total} clients there are": drawn > total,
         f"eval_clients={tested} is more than the {total} clients there are": tested > total,
