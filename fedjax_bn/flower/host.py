@@ -18,7 +18,8 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import in_dtypes_of, weighted
 from fedjax_bn.federation import FederatedMethod, traffic
 from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.site import deployed, sent_personal
+from fedjax_bn.flower.settings import deployed
+from fedjax_bn.flower.site import sent_personal
 from fedjax_bn.incremental_aggregation import Adding
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config.choices import participation_of

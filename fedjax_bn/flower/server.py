@@ -30,8 +30,7 @@ from fedjax_bn.flower import messages
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Members, accept
 from fedjax_bn.flower.messages import Order
-from fedjax_bn.flower.settings import Run, config_of, run_of
-from fedjax_bn.flower.site import adds_noise, deployed
+from fedjax_bn.flower.settings import Run, adds_noise, config_of, deployed, run_of
 from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import describe_privacy

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, names_in, nearest
+from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.config.file import read
 
 _REPORTS = ("sizes", "losses", "accuracies")
@@ -55,6 +56,9 @@ class Node(NamedTuple):
     # what it reports: any of sizes, losses and accuracies, separated by commas, or "nothing"
     report: str = ",".join(_REPORTS)
     serve_unseen: bool = False  # whether it sends its personal leaves if the run config asks
+    # after how many local steps it stores its training, so that it goes on there in the same round
+    # if it dies; 0 to begin the round again
+    checkpoint_steps: int = 0
 
     def reports(self, kind: str) -> bool:
         """Returns whether the client reports `kind`: "sizes", "losses" or "accuracies"."""
@@ -95,6 +99,10 @@ def node_of(entries: Mapping[str, Any]) -> Node:
         "folder": (node.folder, "a folder that outlives the SuperNode"),
         "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
+        "checkpoint-steps": (
+            node.checkpoint_steps >= 1 or "checkpoint-steps" not in entries,
+            "at least 1, or left out",
+        ),
     }
     _check("node config", node, allowed)
     return node._replace(report=",".join(report))
@@ -108,6 +116,26 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source
     return read(f"{source}:{changes}" if changes else source)
+
+
+def deployed(config: ConfigDict) -> ConfigDict:
+    """Returns a copy without the keys of a simulation: the server decides who takes part."""
+    config = config.copy_and_resolve_references()
+    config.mesh.clients, config.population, config.baselines = 1, "device", ()
+    config.clients_per_round = config.eval_clients = 0
+    config.participation = "uniform"
+    return config
+
+
+def adds_noise(config: ConfigDict, side: str) -> bool:
+    """Returns whether a side, "client" or "server", adds noise that no one can repeat.
+
+    The server and all clients know `config.seed`. So the side that `config.privacy` names seeds
+    its noise with random numbers of the operating system, which never leave it. If
+    its option `seed` is set, the noise equals the simulation's and protects no one.
+    """
+    choice = privacy_of(config)
+    return bool(choice and choice.noise and choice.at == side and choice.seed is None)
 
 
 def _read(title: str, entries: Mapping[str, Any], settings: _Settings) -> _Settings:
