@@ -82,6 +82,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
     options = _parser().parse_args(arguments)
     if changes and options.command not in ("train", "config", "evaluate", "serve"):
         _fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
+    if options.command == "serve":
+        places = [bool(options.workdir), bool(options.export)]
+        if places != [not options.renew] * 2:
+            _fail("--workdir and --export are required, or --renew alone: see `serve --help`")
     return options, changes
 
 
@@ -115,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     alone = "this process is alone, whatever its launcher says"
     flag("train", "--nodistributed", alone, action="store_false", dest="distributed")
     flag("config", "config", config, metavar="CONFIG")
-    path("evaluate serve", "--workdir", "folder of the finished run", required=True)
+    path("evaluate", "--workdir", "folder of the finished run", required=True)
+    path("serve", "--workdir", "folder of the finished run")
     flag("evaluate", "--config", f"{config}; by default the run's own", default="")
     flag("evaluate", "--name", "name of the files it writes", default="evaluation")
     flag("evaluate", "--internal", "test the internal clients too", action=on)
@@ -123,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     flag("evaluate", "--tsne", "plot t-SNE of features", action=on)
     flag("evaluate predict", "--resize", "stretch arrays of images to the model's size", action=on)
     flag("evaluate serve", "--trust", "import the code that the run's config.json names", action=on)
-    path("serve", "--export", "the folder that is written", required=True)
+    path("serve", "--export", "the folder that is written")
+    anew = "a served folder whose programs are written anew, from its arrays; it runs the old ones"
+    path("serve", "--renew", anew, metavar="FOLDER")
     whose = "whose own model; by default what an unseen client receives"
     flag("serve", "--client", whose, default="", metavar="NAME")
     path("predict", "--model", "a folder that serve wrote", required=True)
@@ -174,8 +181,10 @@ def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
 
 def _serve(options: argparse.Namespace, changes: Changes) -> None:
     """Writes what an unseen client receives from a finished run, or one client's own model."""
-    from fedjax_bn.run.serve import run
+    from fedjax_bn.run.serve import renew_folder, run
 
+    if options.renew:
+        return renew_folder(Path(options.renew))
     to = Path(options.export)
     run(Path(options.workdir), to, changes, trust=options.trust, client=options.client)
 
