@@ -80,7 +80,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
         arguments = ["train", *arguments]
     changes, arguments = split_changes(arguments)
     options = _parser().parse_args(arguments)
-    if changes and options.command not in ("train", "config", "evaluate", "serve"):
+    if changes and options.command not in ("train", "config", "evaluate", "serve", "cite"):
         _fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
     if options.command == "serve":
         places = [bool(options.workdir), bool(options.export)]
@@ -144,6 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     path("report", "--out", "the page, with its tables beside it", default="report.html")
     flag("report", "--baseline", "method that others are compared with", default="")
     flag("list", "names", "such as methods", nargs="*", metavar="KIND [NAME]")
+    flag(
+        "cite", "names", "methods, adaptations, data sets; all for none", nargs="*", metavar="NAME"
+    )
+    flag("cite", "--config", f"{config}: what it uses", default="")
     return everything
 
 
@@ -213,6 +217,17 @@ def _list(options: argparse.Namespace, _: Changes) -> None:
     print(listing(options.names))
 
 
+def _cite(options: argparse.Namespace, changes: Changes) -> None:
+    """Prints BibTeX of methods and what they build on, adaptations and data sets."""
+    from fedjax_bn.references import cite, cite_config
+
+    if options.config:
+        stem = Path(options.config.partition(":")[0]).stem
+        print(cite_config(read(options.config, changes), stem))
+    if options.names or not options.config:
+        print(cite(*options.names))
+
+
 COMMANDS = {
     "train": _train,
     "config": _config_command,
@@ -221,6 +236,7 @@ COMMANDS = {
     "predict": _predict,
     "report": _report,
     "list": _list,
+    "cite": _cite,
 }
 
 
