@@ -114,8 +114,14 @@ def expiry(folder: Path, about: About, today: date | None = None) -> str:
     return (
         f"the programs of {folder} are of JAX {exported['jax']} and {exported['date']}, and the "
         f"promise that later versions (here {jax.__version__}) run them ended on "
-        f"{exported['until']}: {_remedy(folder, about.is_of_library)}"
+        f"{exported['until']}: {_remedy(folder, _renewable(about))}"
     )
+
+
+def _renewable(about: About) -> bool:
+    """Returns whether this library has the code of the model and its adaptations."""
+    names = {split_choice(text, ADAPTATIONS)[0] for text in about.programs or about.adaptations}
+    return about.is_of_library and names <= {*ADAPTATIONS}
 
 
 def _remedy(folder: Path, renewable: bool) -> str:
@@ -161,15 +167,14 @@ def renew(folder: Path) -> list[str]:
     Raises ValueError, and writes nothing, if a new program disagrees with an old one, the folder is
     damaged, or its model or an adaptation is not this library's.
     """
-    folder, incomparable = folder.absolute(), []
+    folder, incomparable = folder.resolve(), []
     about = About.read(folder)
-    texts = about.programs or about.adaptations
-    names = {split_choice(text, ADAPTATIONS)[0] for text in texts}
-    if not about.is_of_library or not names <= {*ADAPTATIONS}:
+    if not _renewable(about):
         remedy = _remedy(folder, renewable=False)
         raise ValueError(f"{folder} lacks the code of a model or adaptation of its own: {remedy}")
     model, arrays = _model_of(about), _arrays_in(folder)
     variables = _variables_of(folder, about, model, arrays)
+    texts = about.programs or about.adaptations
     choices = {text: choose_adaptation(text, model, about.batch_size) for text in texts}
     # Of probabilities; half precision rounds at about 0.004.
     tolerance = 1e-3 if about.compute_dtype == "float32" else 3e-2
@@ -317,7 +322,7 @@ def load(
                 f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
             )
         facts = about.programs[adapt]
-        remedy = note or _remedy(folder, about.is_of_library)
+        remedy = note or _remedy(folder, _renewable(about))
         with _damage_named(_program_path(folder, adapt), remedy):
             program, start = _program_in(folder, adapt)
         step, batch_size, order = jax.jit(program.call), facts["batch_size"], facts["order"]
