@@ -1,7 +1,8 @@
 """Federated learning under feature shift: FedBN and its successors as pure functions.
 
 `import fedjax_bn as fb` imports nothing else; `fb.methods.fedbn` imports what it needs (PEP 562).
-`fb.simulate` trains and tests a federation on arrays, `fb.load_run` reads a finished run.
+`fb.simulate` trains and tests a federation on arrays, `fb.load_run` reads a finished run, and
+`fb.cite` returns the BibTeX of methods and data sets.
 """
 
 import importlib
@@ -30,18 +31,23 @@ if TYPE_CHECKING:
         tasks,
         training,
     )
+    from fedjax_bn.references import cite
     from fedjax_bn.run.files.finished_run import load_run
     from fedjax_bn.simulation import simulate
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "adaptation", "aggregation", "client", "contrib", "data", "engine", "federation",
+    "adaptation", "aggregation", "cite", "client", "contrib", "data", "engine", "federation",
     "incremental_aggregation", "load_run", "local_step", "methods", "models", "normalization",
     "report", "serving", "sharing", "simulate", "simulation", "state", "task", "tasks", "training",
 ]  # fmt: skip
 
-_FUNCTIONS = {"load_run": "run.files.finished_run", "simulate": "simulation"}
+_FUNCTIONS = {
+    "cite": "references",
+    "load_run": "run.files.finished_run",
+    "simulate": "simulation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -53,6 +53,18 @@ class Trained(NamedTuple):
         return made_steps if self.chosen is None else self.chosen
 
 
+class Begun(NamedTuple):
+    """A client's training in a round, up to some step; see `methods.selection.in_pieces`.
+
+    Attributes:
+      trained: the result so far, with losses and counts of 0 in steps to come; None to begin.
+      step: i32[], the number of steps made; None where no step is to be made.
+    """
+
+    trained: Trained | None = None
+    step: jax.Array | None = None
+
+
 class LocalUpdate(NamedTuple):
     """The result of a client's round.
 
@@ -61,6 +73,7 @@ class LocalUpdate(NamedTuple):
       memory: what it keeps for its next round.
       message: what it uploads in addition to its shared leaves, a tree of arrays.
       losses, counts: of each step, as in `Trained`.
+      trained: the training from which all of it was made; None if the client does not say.
     """
 
     variables: Variables
@@ -68,6 +81,7 @@ class LocalUpdate(NamedTuple):
     message: PyTree
     losses: jax.Array
     counts: jax.Array
+    trained: Trained | None = None
 
 
 class Client(NamedTuple):
@@ -145,7 +159,8 @@ def train_locally(
             finish(received, trained) if finish else (trained.variables, received.memory, ())
         )
         memory_after = _Memory(method_memory, trained.state if keep_optimizer else ())
-        return LocalUpdate(variables, memory_after, message, trained.losses, trained.counts)
+        steps = trained.losses, trained.counts
+        return LocalUpdate(variables, memory_after, message, *steps, trained)
 
     return Client(init, run, local_epochs)
 
@@ -240,6 +255,7 @@ def take_part(
     batches: Batch,
     key: jax.Array,
     divided: bool = False,
+    begun: Begun | None = None,
 ) -> tuple[Own, Upload, jax.Array]:
     """Trains one client and makes its upload.
 
@@ -248,29 +264,23 @@ def take_part(
     Batches are one client's of a round, without the axis K and with "client" i32[]; `key` is the
     run's. With `divided` several devices share the client's samples while others train other
     clients. Then a client that sits out trains too, and the result is dropped: a reduction in a
-    branch that only some devices take would wait for the others forever.
+    branch that only some devices take would wait for the others forever. `begun` is a training
+    whose steps `take_steps` has made.
 
     Returns the client's new personal leaves and memory, its upload, and the losses of steps f[S].
     """
-    # The client's number, not its row, so that a client draws the same in a cohort or without one.
     who, size = batches["client"], owned_samples(batches, client.epochs)
-    key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
-    validation = batches.get("validation", ())
-    read = ("image", "label", "valid", "source")
-    data = {name: batches[name] for name in read if name in batches}
-    in_last_epoch = _last_epoch(batches["valid"], client.epochs)
-    start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
-    own = own._replace(frozen=())
-    received = Received(*start, broadcast.message, validation, broadcast.round, who)
+    received, data, key = _start(client, broadcast, own, batches, key, begun)
+    in_last_epoch, own = data["last_epoch"], own._replace(frozen=())
 
     @functools.partial(jax.jit, inline=True)  # traced once, although `idle` needs its shapes too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
-        update = client.run(received, data | {"last_epoch": in_last_epoch}, key)
+        update = client.run(received, data, key)
         shared, personal = split_like(update.variables, broadcast.shared)
         trained = Own(personal, update.memory)
         finite = all_finite((shared, trained, update.message, update.losses))
         # Leaves and memory are in `shared` and `trained`, so they are not returned twice.
-        update_alone = update._replace(variables={}, memory=())
+        update_alone = update._replace(variables={}, memory=(), trained=None)
         # A client whose update is not finite keeps its leaves; its upload is left out later.
         return where_tree(finite, trained, own), shared, update_alone, finite
 
@@ -302,6 +312,36 @@ def take_part(
         population=batches.get("population"),
     )
     return own, upload, losses
+
+
+def take_steps(client: Client, *start: Any) -> Trained | None:
+    """Returns a client's training after its next steps, or before the first with `Begun()`.
+
+    The arguments are those of `take_part` without `divided`; the client trains in pieces.
+    """
+    # What follows the training, such as the upload, is not used, so XLA does not compute it.
+    return client.run(*_start(client, *start)).trained
+
+
+def _start(
+    client: Client,
+    broadcast: Broadcast,
+    own: Own,
+    batches: Batch,
+    key: jax.Array,
+    begun: Begun | None,
+) -> tuple[Received, Batch, jax.Array]:
+    """Returns the arguments of `client.run` in a round."""
+    # The client's number, not its row, so that a client draws the same in a cohort or without one.
+    who = batches["client"]
+    key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
+    read = ("image", "label", "valid", "source")
+    data = {name: batches[name] for name in read if name in batches}
+    data["last_epoch"] = _last_epoch(batches["valid"], client.epochs)
+    start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
+    validation = batches.get("validation", ())
+    server = broadcast.message, validation, broadcast.round
+    return Received(*start, *server, who, begun), data, key
 
 
 def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:

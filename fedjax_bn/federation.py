@@ -33,7 +33,7 @@ from fedjax_bn.aggregation import (
     weigh_uploads,
     weighted_part,
 )
-from fedjax_bn.client import Client, clipping, take_part
+from fedjax_bn.client import Begun, Client, clipping, take_part, take_steps
 from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
 from fedjax_bn.engine.devices import (
     BATCH,
@@ -66,6 +66,7 @@ from fedjax_bn.state import (
     put_rows,
     stack,
     take_rows,
+    traffic,
     with_own,
 )
 
@@ -104,6 +105,9 @@ class FederatedMethod(NamedTuple):
       clients, mesh: how it was told to map clients and over which devices to share them out; None
         for those of `engine.devices.over_devices`.
       combines: whether its rule reads the uploaded leaves, as every device of a mesh then does.
+      train: `train(broadcast, own, batches, key, begun) -> client.Trained`, jitted; the next steps
+        of a client of `methods.selection.in_pieces`. `begun` is a `client.Begun`, which `client`
+        takes as its fifth argument when all steps are made.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -121,6 +125,7 @@ class FederatedMethod(NamedTuple):
     clients: str = "auto"
     mesh: Mesh | None = None
     combines: bool = False
+    train: Callable[..., Any] | None = None
 
 
 class _Plan(NamedTuple):
@@ -212,9 +217,9 @@ def federate(
         admission.check(state, state, batches)
         return of_round(state, batches, key)
 
-    def run_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> Any:
+    def run_client(broadcast: Broadcast, own: Own, batches: Batches, key: Any, *begun: Any) -> Any:
         admission.check(broadcast, own, batches)
-        return of_client(broadcast, own, batches, key)
+        return of_client(broadcast, own, batches, key, *begun)
 
     return FederatedMethod(
         init=functools.partial(_init, plan),
@@ -228,6 +233,7 @@ def federate(
         clients=clients,
         mesh=mesh,
         combines=isinstance(weigh, Weighing) and weigh.reads_leaves,
+        train=jax.jit(functools.partial(_take_steps, plan)),
     )
 
 
@@ -267,12 +273,20 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
 
 
 def _take_part(
-    plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
+    plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array, *begun: Begun
 ) -> tuple[Own, Upload]:
     """Trains one client as a round would, for `FederatedMethod.client`."""
-    batches = plan.admission.admitted(broadcast, own, batches)
-    trained, upload, _ = take_part(plan.client, broadcast, own, batches, random_key(key))
+    batches, key = plan.admission.admitted(broadcast, own, batches), random_key(key)
+    trained, upload, _ = take_part(plan.client, broadcast, own, batches, key, False, *begun)
     return trained._replace(frozen=own.frozen), upload
+
+
+def _take_steps(
+    plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array, begun: Any
+) -> Any:
+    """Makes the next steps of one client, for `FederatedMethod.train`."""
+    batches, key = plan.admission.admitted(broadcast, own, batches), random_key(key)
+    return take_steps(plan.client, broadcast, own, batches, key, begun)
 
 
 def _round(
@@ -381,20 +395,3 @@ def _train_all(
     if combined is not None:
         sums = in_place_of_mean(sums, combined)
     return (sums, weighing, seen), rows_after
-
-
-def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
-    """Returns the bytes that one client receives and sends in a round, {"down": int, "up": int}.
-
-    `batches` are one client's of a round, without the axis K. Only shapes are read.
-    """
-    sent = jax.eval_shape(broadcast_of, state)
-    client_state = jax.eval_shape(lambda state: own_of(state, 0), state)
-    batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}
-    key = jax.eval_shape(jax.random.key, 0)
-    _, upload = jax.eval_shape(method.client, sent, client_state, batches, key)
-    down, up = (
-        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        for tree in (sent, upload)
-    )
-    return {"down": down, "up": up}

@@ -80,8 +80,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
         arguments = ["train", *arguments]
     changes, arguments = split_changes(arguments)
     options = _parser().parse_args(arguments)
-    if changes and options.command not in ("train", "config", "evaluate", "serve"):
+    if changes and options.command not in ("train", "config", "evaluate", "serve", "cite"):
         _fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
+    if options.command == "serve":
+        places = [bool(options.workdir), bool(options.export)]
+        if places != [not options.renew] * 2:
+            _fail("--workdir and --export are required, or --renew alone: see `serve --help`")
     return options, changes
 
 
@@ -115,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     alone = "this process is alone, whatever its launcher says"
     flag("train", "--nodistributed", alone, action="store_false", dest="distributed")
     flag("config", "config", config, metavar="CONFIG")
-    path("evaluate serve", "--workdir", "folder of the finished run", required=True)
+    path("evaluate", "--workdir", "folder of the finished run", required=True)
+    path("serve", "--workdir", "folder of the finished run")
     flag("evaluate", "--config", f"{config}; by default the run's own", default="")
     flag("evaluate", "--name", "name of the files it writes", default="evaluation")
     flag("evaluate", "--internal", "test the internal clients too", action=on)
@@ -123,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     flag("evaluate", "--tsne", "plot t-SNE of features", action=on)
     flag("evaluate predict", "--resize", "stretch arrays of images to the model's size", action=on)
     flag("evaluate serve", "--trust", "import the code that the run's config.json names", action=on)
-    path("serve", "--export", "the folder that is written", required=True)
+    path("serve", "--export", "the folder that is written")
+    anew = "a served folder whose programs are written anew, from its arrays; it runs the old ones"
+    path("serve", "--renew", anew, metavar="FOLDER")
     whose = "whose own model; by default what an unseen client receives"
     flag("serve", "--client", whose, default="", metavar="NAME")
     path("predict", "--model", "a folder that serve wrote", required=True)
@@ -137,6 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     path("report", "--out", "the page, with its tables beside it", default="report.html")
     flag("report", "--baseline", "method that others are compared with", default="")
     flag("list", "names", "such as methods", nargs="*", metavar="KIND [NAME]")
+    flag(
+        "cite", "names", "methods, adaptations, data sets; all for none", nargs="*", metavar="NAME"
+    )
+    flag("cite", "--config", f"{config}: what it uses", default="")
     return everything
 
 
@@ -174,8 +185,10 @@ def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
 
 def _serve(options: argparse.Namespace, changes: Changes) -> None:
     """Writes what an unseen client receives from a finished run, or one client's own model."""
-    from fedjax_bn.run.serve import run
+    from fedjax_bn.run.serve import renew_folder, run
 
+    if options.renew:
+        return renew_folder(Path(options.renew))
     to = Path(options.export)
     run(Path(options.workdir), to, changes, trust=options.trust, client=options.client)
 
@@ -204,6 +217,17 @@ def _list(options: argparse.Namespace, _: Changes) -> None:
     print(listing(options.names))
 
 
+def _cite(options: argparse.Namespace, changes: Changes) -> None:
+    """Prints BibTeX of methods and what they build on, adaptations and data sets."""
+    from fedjax_bn.references import cite, cite_config
+
+    if options.config:
+        stem = Path(options.config.partition(":")[0]).stem
+        print(cite_config(read(options.config, changes), stem))
+    if options.names or not options.config:
+        print(cite(*options.names))
+
+
 COMMANDS = {
     "train": _train,
     "config": _config_command,
@@ -212,6 +236,7 @@ COMMANDS = {
     "predict": _predict,
     "report": _report,
     "list": _list,
+    "cite": _cite,
 }
 
 

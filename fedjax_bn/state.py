@@ -51,6 +51,7 @@ class Received(NamedTuple):
       validation: the client's part of the round's `batches["validation"]`, () if it has none.
       round: i32[], rounds finished.
       client: i32[], its number.
+      begun: `client.Begun`, if the round's training has begun before; else None.
     """
 
     shared: PyTree
@@ -60,6 +61,7 @@ class Received(NamedTuple):
     validation: PyTree = ()
     round: jax.Array | int = 0
     client: jax.Array | int = 0
+    begun: PyTree = None
 
     def with_frozen(self, variables: Variables) -> Variables:
         """Returns trained variables with the collection `frozen`, for a pass of the model."""
@@ -235,3 +237,20 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
 def stack(tree: PyTree, num_clients: int) -> PyTree:
     """Returns the tree repeated for every client, [K, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), tree)
+
+
+def traffic(method: Any, state: FederatedState, batches: dict[str, PyTree]) -> dict[str, int]:
+    """Returns the bytes that one client receives and sends in a round, {"down": int, "up": int}.
+
+    `batches` are one client's of a round, without the axis K. Only shapes are read.
+    """
+    sent = jax.eval_shape(broadcast_of, state)
+    client_state = jax.eval_shape(lambda state: own_of(state, 0), state)
+    batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}
+    key = jax.eval_shape(jax.random.key, 0)
+    _, upload = jax.eval_shape(method.client, sent, client_state, batches, key)
+    down, up = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for tree in (sent, upload)
+    )
+    return {"down": down, "up": up}

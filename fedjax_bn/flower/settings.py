@@ -63,6 +63,9 @@ class Node(NamedTuple):
     serve_unseen: bool = False  # whether it sends its personal leaves if the run config asks
     # whether evaluations write FOLDER/FEDERATION/predictions.csv, a line for each tested sample
     predictions: bool = False
+    # after how many local steps it stores its training, so that it goes on there in the same round
+    # if it dies; 0 to begin the round again
+    checkpoint_steps: int = 0
 
     def reports(self, kind: str) -> bool:
         """Returns whether the client reports `kind`: "sizes", "losses" or "accuracies"."""
@@ -104,6 +107,10 @@ def node_of(entries: Mapping[str, Any]) -> Node:
         "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
         "predictions": (not node.predictions or "accuracies" in report, "false, or report them"),
+        "checkpoint-steps": (
+            node.checkpoint_steps >= 1 or "checkpoint-steps" not in entries,
+            "at least 1, or left out",
+        ),
     }
     _check("node config", node, allowed)
     return node._replace(report=",".join(report))

@@ -5,17 +5,20 @@ A client's own part, its personal leaves and the memory of its method, stays in 
     FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays
     FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
     FOLDER/FEDERATION/predictions.csv      of the last evaluation, if the node config asks for it
+    FOLDER/FEDERATION/begun.npz            a round's training up to a step, see `train_in_pieces`
 
 Files are written atomically. The file with which the client began its last round is kept too: if
 the server did not accept the upload, the client begins with it again. Flower runs every task in a
 fresh process; compiled programs are in JAX's cache (`config.compilation_cache`).
 """
 
+import hashlib
 import io
 import json
 import secrets
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -32,6 +35,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, UserError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
+from fedjax_bn.client import Begun, Trained
 from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
@@ -41,6 +45,8 @@ from fedjax_bn.flower import messages
 from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, adds_noise, config_of, deployed, node_of
+from fedjax_bn.methods.selection import in_pieces
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
@@ -51,13 +57,13 @@ from fedjax_bn.training.evaluation.answers import Keep, predictions_of
 from fedjax_bn.training.evaluation.evaluate import Evaluate, batch_accuracy, internal_evaluator
 from fedjax_bn.training.rounds import megabytes, stream_rounds
 from fedjax_bn.training.start import Keys, check_shapes, partition_table
-from fedjax_bn.training.workdir import write_atomically
+from fedjax_bn.training.workdir import describe_machine, write_atomically
 
 _LOSSES = ("loss", "risk")
 _OWN = "own-{:08d}.npz"
 _FROZEN = "frozen.npz"
 PyTree = Any
-_Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
+_Train = Callable[[Order, Broadcast, Own, Path], tuple[Own, Upload]]
 
 
 class _Site(NamedTuple):
@@ -121,8 +127,15 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
             f"the node config's {key}={getattr(node, key)!r} is not in "
             f"{node.data or dataset.name}, which has {', '.join(choices)}"
         )
-    domain = dataset.domains[choices.index(choice)]
-    return assemble(config, dataset._replace(domains=(domain,)), ())
+    internal, options = dataset._replace(domains=(dataset.domains[choices.index(choice)],)), {}
+    if every := node.checkpoint_steps:
+        if config.local_selection:
+            raise ConfigError(
+                f"the node config's checkpoint-steps={every} stores no state that "
+                f"config.local_selection={config.local_selection} has chosen: leave one of them out"
+            )
+        options["train"] = in_pieces(every)
+    return assemble(config, internal, (), **options)
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
@@ -152,15 +165,16 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
     # The client's number and data are arguments, not constants: the clients of one machine then
     # share one program in the compilation cache.
-    @partial(jax.jit, static_argnums=0)
+    @partial(jax.jit, static_argnums=(0, 1))
     def resident(
-        longest: int, broadcast: Broadcast, own: Own, keys: Keys, data: Any, about: Batches
-    ) -> Any:
-        draws = draw(longest, keys.data, about["client"], broadcast.round)
+        longest: int, program: Callable, sent: tuple[Broadcast, Own], data: Any, about: Batches,
+        keys: Keys, *begun: Begun,
+    ) -> Any:  # fmt: skip
+        draws = draw(longest, keys.data, about["client"], sent[0].round)
         batches = jax.tree.map(lambda leaf: leaf[0], point_to(data, draws))
-        return method.client(broadcast, own, batches | about, keys.method)
+        return program(*sent, batches | about, keys.method, *begun)
 
-    def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
+    def train(order: Order, broadcast: Broadcast, own: Own, path: Path) -> tuple[Own, Upload]:
         longest, fresh = max(order.longest, count), keys
         extra = about | {"population": jnp.asarray(order.population, jnp.int32)}
         if adds_noise(config, "client"):
@@ -168,16 +182,62 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
             key = jax.random.key(secrets.randbits(32))
             fresh = keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
-        if fits:
-            return resident(longest, broadcast, own, fresh, data, extra)
-        draws = jax.device_get(draw(longest, keys.data, extra["client"], broadcast.round))
-        round, only_client = int(broadcast.round), np.zeros(1, np.int32)
-        at = round, round + 1, only_client
-        rows = next(stream_rounds([split], lambda _: (only_client, draws), *at))
-        batches = jax.tree.map(lambda leaf: leaf[0], rows) | extra
-        return method.client(broadcast, own, batches, fresh.method)
+        batches, rows = extra, data
+        if not fits:
+            draws = jax.device_get(draw(longest, keys.data, extra["client"], broadcast.round))
+            round, only_client = int(broadcast.round), np.zeros(1, np.int32)
+            at = round, round + 1, only_client
+            rows = next(stream_rounds([split], lambda _: (only_client, draws), *at))
+            batches = jax.tree.map(lambda leaf: leaf[0], rows) | extra
+
+        def run(program: Callable, keys: Keys, *begun: Begun) -> Any:
+            if fits:
+                return resident(longest, program, (broadcast, own), data, extra, keys, *begun)
+            return program(broadcast, own, batches, keys.method, *begun)
+
+        if not (every := node.checkpoint_steps):
+            return run(method.client, fresh)
+        settings = [*flatten(config)], every, longest, describe_machine()
+        digest = _digest(settings, (broadcast, own, rows, extra))
+        # Steps have the run's key, with which they can go on; only the upload has the secret one.
+        begun = train_in_pieces(partial(run, method.train, keys), every, path, digest)
+        return run(method.client, fresh, begun)
 
     return train
+
+
+def train_in_pieces(
+    take_steps: Callable[[Begun], Trained], every: int, path: Path, digest: np.ndarray
+) -> Begun:
+    """Makes a client's local steps of a round, and stores the training after every `every` steps.
+
+    It goes on from the training in the file, unless that has another digest u8[N] of all on which
+    the round depends, or cannot be read. `take_steps` is `FederatedMethod.train` of its last
+    argument.
+    """
+    like = jax.eval_shape(take_steps, Begun())
+    steps, trained, step = len(like.counts), None, np.zeros((), np.int32)
+    with suppress(WorkdirError):
+        stored = _load(path, {"digest": digest, "begun": Begun(like, step)})
+        if (stored["digest"] == digest).all():
+            trained, step = stored["begun"]
+            log(INFO, "going on from step %s of %s of the round, by %s", step, steps, path)
+    # Always from the host, so that a training from the file runs in the same program.
+    trained = trained or jax.device_get(take_steps(Begun()))
+    while step < steps:
+        trained = jax.device_get(take_steps(Begun(trained, step)))
+        step = np.asarray(min(step + every, steps), np.int32)
+        _save(path, {"digest": digest, "begun": Begun(trained, step)})
+    return Begun(trained)
+
+
+def _digest(settings: Any, inputs: PyTree) -> np.ndarray:
+    """Returns the SHA-256 u8[32] of settings, as JSON, and of the names and bits of arrays."""
+    content = hashlib.sha256(json.dumps(settings).encode())
+    for name, array in to_named(inputs).items():
+        content.update(f"{name} {array.dtype} {array.shape}".encode())
+        content.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.frombuffer(content.digest(), np.uint8)
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:
@@ -301,9 +361,11 @@ class _Task:
         site, order, broadcast = self.site, self.order, self._broadcast()
         names = self._sent_names()
         with owned(self.place):  # a task of an earlier round may still be running
-            part, upload = jax.device_get(site.train(order, broadcast, self._own()))
+            begun = self.place / "begun.npz"
+            part, upload = jax.device_get(site.train(order, broadcast, self._own(), begun))
             number = int(broadcast.round) + 1
             save_own(self.place, number, part._replace(frozen=()), order.begin)
+            begun.unlink(missing_ok=True)
         if not site.node.reports("losses"):
             # NaN instead of no leaf, because the server requires the exact form of an upload.
             hidden = {loss: np.full_like(getattr(upload, loss), np.nan) for loss in _LOSSES}

@@ -1,6 +1,10 @@
-"""Local selection of FedIG (A.2): a client uploads its best state of the round, not its last."""
+"""Local training other than `client.run_steps`: in pieces, or with a choice of the uploaded state.
+
+Local selection (FedIG, A.2): a client uploads its best state of the round, not its last.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +16,7 @@ from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
+from fedjax_bn.engine.keys import step_keys
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import OWN, PyTree, Variables, without
@@ -72,6 +77,43 @@ def best_of_round(score: Score, every: Steps = 20) -> Train:
         back = jnp.argsort(order)
         losses, counts = (x[back] for x in outputs)
         return Trained(variables, state, losses, counts, chosen)
+
+    return train
+
+
+@bounded
+def in_pieces(every: Steps) -> Train:
+    """Returns local training that `FederatedMethod.train` makes in pieces of `every` steps.
+
+    Between them a site can store it. In a round it is `client.run_steps`.
+    """
+
+    def train(
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        key: jax.Array, load: Load | None = None,
+    ) -> Trained:  # fmt: skip
+        begun, count = received.begun, batches["valid"].shape[0]
+        whole_round = partial(run_steps, step, received, variables, state, batches, key, load)
+        if begun is None:
+            return whole_round()
+        if begun.trained is None:
+            like = jax.eval_shape(whole_round)
+            zeros = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.losses, like.counts))
+            return Trained(variables, state, *zeros)
+        if begun.step is None:
+            return begun.trained
+        variables, state, losses, counts, _ = begun.trained
+        places = begun.step + jnp.arange(every, dtype=jnp.int32)
+        # JAX clamps an index that is too large: a short last piece repeats a step, as padding.
+        part = batches | jax.tree.map(lambda leaf: leaf[places], without(batches, "source"))
+        part["valid"] &= (places < count)[:, None]
+        keys = step_keys(key, batches["valid"])[places]
+        made = run_steps(step, received, variables, state, part, keys, load)
+        losses, counts = (
+            whole.at[places].set(steps, mode="drop")
+            for whole, steps in ((losses, made.losses), (counts, made.counts))
+        )
+        return made._replace(losses=losses, counts=counts)
 
     return train
 

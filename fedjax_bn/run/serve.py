@@ -21,7 +21,7 @@ from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished_run
 from fedjax_bn.run.files.finished_run import recorded_code
-from fedjax_bn.serving.folder import FORM, About, write_served
+from fedjax_bn.serving.folder import FORM, About, renew, write_served
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import AnyState, PopulationState
@@ -80,6 +80,17 @@ def run(
         write_served(to, facts, variables, choices)
     of_client = f", the model of {shown(client)}," * bool(client)
     say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
+
+
+def renew_folder(folder: Path, say: Callable[[str], None] = print) -> None:
+    """Writes the programs of a served folder anew; see `serving.folder.renew`."""
+    with as_config_errors():
+        incomparable = renew(folder)
+        exported = About.read(folder).exported
+    if incomparable:
+        say(f"not compared, because the old programs do not run: {', '.join(incomparable)}")
+    jax_version, until = exported["jax"], exported["until"]
+    say(f"the programs in {folder} are those of JAX {jax_version} now, promised until {until}")
 
 
 def _with_changes(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:

@@ -19,7 +19,8 @@ checks neither the function that such a call names nor the sizes of its arrays.
 
 Images [B, ...] have the stored form (the program standardizes bytes), with B from model.json;
 valid bool[B] is False after the last image of a short batch. Probabilities are f[B, classes], or
-f[B, H, W, classes] of pixels where model.json has `masks`. Programs are for CPU.
+f[B, H, W, classes] of pixels where model.json has `masks`. Programs are for CPU, and for versions
+of JAX up to six months later than the one that wrote them (`exported` in model.json).
 """
 
 import json
@@ -27,8 +28,10 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -38,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from fedjax_bn import models
+from fedjax_bn import __version__, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
 from fedjax_bn.arguments.text import file_name
@@ -53,6 +56,8 @@ FORM = 1  # the version of the folder's format
 
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
+# For so long JAX promises to run a program of `jax.export`, see "Compatibility guarantees" there.
+_GUARANTEE = timedelta(days=180)
 
 
 class About(NamedTuple):
@@ -81,6 +86,9 @@ class About(NamedTuple):
     crop: int = 0
     plane: str = ""
     window: tuple = ()
+    # how the programs were written: {"jax": version, "calling_convention": number, "date": day,
+    # "until": day}; the promise to run them ends after the last, see `expiry`
+    exported: dict = {}  # noqa: RUF012
 
     @property
     def is_of_library(self) -> bool:
@@ -98,6 +106,30 @@ class About(NamedTuple):
         return about
 
 
+def expiry(folder: Path, about: About, today: date | None = None) -> str:
+    """Returns what to do if JAX no longer promises to run a folder's programs; "" if it does."""
+    exported = about.exported
+    if not exported or (today or date.today()) <= date.fromisoformat(exported["until"]):
+        return ""
+    return (
+        f"the programs of {folder} are of JAX {exported['jax']} and {exported['date']}, and the "
+        f"promise that later versions (here {jax.__version__}) run them ended on "
+        f"{exported['until']}: {_remedy(folder, _renewable(about))}"
+    )
+
+
+def _renewable(about: About) -> bool:
+    """Returns whether this library has the code of the model and its adaptations."""
+    names = {split_choice(text, ADAPTATIONS)[0] for text in about.programs or about.adaptations}
+    return about.is_of_library and names <= {*ADAPTATIONS}
+
+
+def _remedy(folder: Path, renewable: bool) -> str:
+    if renewable:
+        return f"write them anew by `fedjax-bn serve --renew {folder}`"
+    return "serve the model again from its run, by `fedjax-bn serve --workdir RUN --export NEW`"
+
+
 def write_served(
     folder: Path, about: About, variables: Variables, choices: Mapping[str, Choice]
 ) -> None:
@@ -108,21 +140,93 @@ def write_served(
     """
     with new_folder(folder, "--export") as unfinished:
         np.savez(unfinished / _VARIABLES, **to_named(variables))
-        place = unfinished / _PROGRAMS
-        place.mkdir()
-        programs = {}
+        (unfinished / _PROGRAMS).mkdir()
+        programs, exported, today = {}, {}, date.today()
         for text, choice in choices.items():
             program, carry = _exported(choice, variables, about)
-            (place / f"{file_name(text)}.stablehlo").write_bytes(program)
-            np.savez(place / f"{file_name(text)}.npz", **carry)
+            path = _program_path(unfinished, text)
+            path.write_bytes(program.serialize())
+            np.savez(path.with_suffix(".npz"), **carry)
             programs[text] = {"batch_size": choice.batch_size, "order": choice.order}
-        content = about._replace(programs=programs)._asdict()
+            exported = {
+                "jax": jax.__version__,
+                "calling_convention": program.calling_convention_version,
+                "date": today.isoformat(),
+                "until": (today + _GUARANTEE).isoformat(),
+            }
+        content = about._replace(programs=programs, exported=exported)._asdict()
         (unfinished / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def renew(folder: Path) -> list[str]:
+    """Writes the programs of a served model anew, from its arrays and this library's code.
+
+    It runs the old ones, to compare. Each file is replaced as a whole, and model.json, which has
+    the dates, comes last; other files stay. Returns the adaptations whose old programs cannot run.
+
+    Raises ValueError, and writes nothing, if a new program disagrees with an old one, the folder is
+    damaged, or its model or an adaptation is not this library's.
+    """
+    folder, incomparable = folder.resolve(), []
+    about = About.read(folder)
+    if not _renewable(about):
+        remedy = _remedy(folder, renewable=False)
+        raise ValueError(f"{folder} lacks the code of a model or adaptation of its own: {remedy}")
+    model, arrays = _model_of(about), _arrays_in(folder)
+    variables = _variables_of(folder, about, model, arrays)
+    texts = about.programs or about.adaptations
+    choices = {text: choose_adaptation(text, model, about.batch_size) for text in texts}
+    # Of probabilities; half precision rounds at about 0.004.
+    tolerance = 1e-3 if about.compute_dtype == "float32" else 3e-2
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        fresh = Path(place) / folder.name
+        write_served(fresh, about._replace(library=__version__), variables, choices)
+        for text in texts:
+            try:
+                expected = _trial(folder, text, arrays)
+            except Exception:  # of any kind, as a later XLA may refuse a program
+                incomparable.append(text)
+                continue
+            if not np.allclose(_trial(fresh, text, arrays), expected, atol=tolerance):
+                raise ValueError(
+                    f"the new program of {text} in {folder} disagrees with the old one, which "
+                    f"stays: {_remedy(folder, renewable=False)}"
+                )
+        (folder / _PROGRAMS).mkdir(exist_ok=True)
+        for path in (*(fresh / _PROGRAMS).iterdir(), fresh / _ABOUT):
+            os.replace(path, folder / path.relative_to(fresh))
+    return incomparable
+
+
+def _trial(folder: Path, text: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the probabilities of two batches of random images by a program of a folder."""
+    program, carry = _program_in(folder, text)
+    images, valid = (np.zeros(x.shape, x.dtype) for x in program.in_avals[-2:])
+    random, results = np.random.default_rng(0), []
+    for _ in range(2):
+        batch = random.uniform(0, 256, images.shape).astype(images.dtype)
+        probabilities, carry = program.call(arrays, carry, batch, ~valid)
+        results.append(np.asarray(probabilities))
+    return np.stack(results)
+
+
+def _program_path(folder: Path, text: str) -> Path:
+    return folder / _PROGRAMS / f"{file_name(text)}.stablehlo"
+
+
+def _program_in(folder: Path, text: str) -> tuple[jax_export.Exported, dict[str, np.ndarray]]:
+    """Returns an adaptation's program in a folder, and its carry before the first batch."""
+    path = _program_path(folder, text)
+    with path.with_suffix(".npz").open("rb") as file:
+        start = dict(np.load(file))
+    program = jax_export.deserialize(bytearray(path.read_bytes()))
+    _refuse_custom_calls(program)
+    return program, start
 
 
 def _exported(
     choice: Choice, variables: Variables, about: About
-) -> tuple[bytes, dict[str, np.ndarray]]:
+) -> tuple[jax_export.Exported, dict[str, np.ndarray]]:
     """Returns an adaptation as a program over named arrays, and its first carry by name."""
     step = Predictor.by_choice(choice, variables, standardize(about.mean, about.std)).step
     start = choice.adaptation.init(variables)
@@ -142,7 +246,7 @@ def _exported(
     valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
     program = jax_export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
     _refuse_custom_calls(program)
-    return bytes(program.serialize()), {name: np.asarray(leaf) for name, leaf in carry.items()}
+    return program, {name: np.asarray(leaf) for name, leaf in carry.items()}
 
 
 def _refuse_custom_calls(program: jax_export.Exported) -> None:
@@ -181,7 +285,11 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
 
 
 def load(
-    folder: str | Path, adapt: str = "", batch_size: int | None = None, trust: bool = False
+    folder: str | Path,
+    adapt: str = "",
+    batch_size: int | None = None,
+    trust: bool = False,
+    today: date | None = None,
 ) -> Predictor:
     """Returns a predictor of a served model; it needs no training code, data or network.
 
@@ -193,6 +301,7 @@ def load(
         model that is not this library's have a fixed B.
       trust: whether to run the compiled program of a model or adaptation that is not this
         library's. A program is code: it can crash, never end, or exploit a fault of XLA.
+      today: for the warning that JAX no longer promises to run the folder's programs.
 
     Raises ValueError if the folder is damaged, `adapt` unknown, or `trust` missing.
     """
@@ -200,8 +309,9 @@ def load(
     about = About.read(folder)
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
-    with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
-        arrays = dict(np.load(file))
+    arrays = _arrays_in(folder)
+    if note := expiry(folder, about, today):
+        warnings.warn(note, stacklevel=2)
     name = split_choice(adapt, ADAPTATIONS)[0]
     check = partial(_check_form, about)
     if not about.is_of_library or not (named_by_user or name in ADAPTATIONS):
@@ -211,29 +321,37 @@ def load(
                 f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
                 f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
             )
-        path, facts = folder / _PROGRAMS / f"{file_name(adapt)}.stablehlo", about.programs[adapt]
-        with _damage_named(path), path.with_suffix(".npz").open("rb") as file:
-            program = jax_export.deserialize(bytearray(path.read_bytes()))
-            start = dict(np.load(file))
-            _refuse_custom_calls(program)
+        facts = about.programs[adapt]
+        remedy = note or _remedy(folder, _renewable(about))
+        with _damage_named(_program_path(folder, adapt), remedy):
+            program, start = _program_in(folder, adapt)
         step, batch_size, order = jax.jit(program.call), facts["batch_size"], facts["order"]
         return Predictor(arrays, lambda: start, step, check, batch_size, order)
-    title = f"the served model {about.model}"
-    make, fields = read_choice(title, about.model, _MODELS, given=("num_classes", "name", "parent"))
-    model = call_chosen(title, make, num_classes=len(about.classes), **fields)
-    if about.compute_dtype != "float32":
-        model = in_dtype(model, about.compute_dtype)
+    model = _model_of(about)
     variables = _variables_of(folder, about, model, arrays)
     choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
     return Predictor.by_choice(choice, variables, standardize(about.mean, about.std), check)
 
 
+def _model_of(about: About) -> Any:
+    """Returns the model of this library that model.json names."""
+    title = f"the served model {about.model}"
+    make, fields = read_choice(title, about.model, _MODELS, given=("num_classes", "name", "parent"))
+    model = call_chosen(title, make, num_classes=len(about.classes), **fields)
+    return model if about.compute_dtype == "float32" else in_dtype(model, about.compute_dtype)
+
+
+def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
+    with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
+        return dict(np.load(file))
+
+
 @contextmanager
-def _damage_named(path: Path | str) -> Iterator[None]:
+def _damage_named(path: Path | str, remedy: str = "serve the model again") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # flatbuffers and NumPy raise any error on damaged files
-        raise ValueError(f"cannot read {path} ({error}): serve the model again") from error
+        raise ValueError(f"cannot read {path} ({error}): {remedy}") from error
 
 
 def _check_form(about: About, images: np.ndarray) -> None:

@@ -52,6 +52,7 @@ FACTS = {
         (node_of, {"folder": ""}, "folder=''"),
         (node_of, {"report": "names"}, "report='names'"),
         (node_of, {"domain": "a"}, "domain='a'"),
+        (node_of, {"checkpoint-steps": 0}, "checkpoint-steps=0"),
         (node_of, {"fold": "x"}, "'fold'.*'folder'"),
     ],
 )

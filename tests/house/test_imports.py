@@ -17,6 +17,7 @@ ROUND = "arguments sharing engine task state local_step client aggregation"
 # imports from, all of them below it.
 CORE = {
     "arguments": "",
+    "references": "arguments",
     "sharing": "arguments",
     "engine": "arguments sharing",
     "task": "arguments engine",
@@ -41,7 +42,7 @@ ABOVE = {
     "simulation": " ".join(CORE) + " contrib data tasks serving training",
     "flower": " ".join(CORE) + " contrib data tasks training run",
     "report": " ".join(CORE) + " contrib data tasks training run",
-    "main": "arguments run report serving training",
+    "main": "arguments references run report serving training",
     "__main__": "main",
     "__init__": " ".join(CORE) + " contrib tasks data training run report serving simulation",
 }

@@ -5,8 +5,11 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
+from datetime import date, timedelta
 from pathlib import Path
 
 import flax.linen as nn
@@ -28,7 +31,7 @@ from fedjax_bn.methods import fedbn, fediga
 from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.serving import load, predictor
-from fedjax_bn.serving.folder import About, write_served
+from fedjax_bn.serving.folder import About, renew, write_served
 from fedjax_bn.serving.predictor import Predictor
 from small_images import dataset_of_images
 
@@ -321,6 +324,54 @@ def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
     (line,) = capfd.readouterr().err.splitlines()
     assert names in line
     assert not list(tmp_path.iterdir())
+
+
+def bits_in(place):
+    return {path.name: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_programs_say_until_when_jax_runs_them_and_are_written_anew(served, tmp_path, capfd):
+    place = shutil.copytree(served, tmp_path / "served")
+    (place / "notes.txt").write_text("of the user")
+    about, torn = About.read(place), place / "programs" / "running.stablehlo"
+
+    def rewrite(**changes):
+        (place / "model.json").write_text(json.dumps(about._replace(**changes)._asdict()))
+
+    begin, until = (date.fromisoformat(about.exported[key]) for key in ("date", "until"))
+    late = until + timedelta(days=1)
+    assert (begin, about.exported["jax"]) == (date.today(), jax.__version__)
+    assert timedelta(days=175) < until - begin < timedelta(days=185)
+    with warnings.catch_warnings(action="error"):
+        expected = load(place, today=until)(DOG.images)
+    with pytest.warns(UserWarning, match=f"{until}.*serve --renew {place}"):
+        np.testing.assert_array_equal(load(place, today=late)(DOG.images), expected)
+    rewrite(exported=about.exported | {"jax": "0.4.30", "date": "2024-01-01"})
+    before = bits_in(place)
+    assert renew(place) == []
+    torn.write_bytes(b"torn")
+    assert renew(place) == ["running"]
+    assert About.read(place) == about
+    after = bits_in(place)
+    assert before.keys() == after.keys()
+    changed = {Path(name).suffix for name in before if before[name] != after[name]}
+    assert changed <= {".json", ".stablehlo"}
+    rewrite(model="my:Net")  # which is predicted by the program
+    program = load(place, "running", trust=True)
+    np.testing.assert_allclose(program(DOG.images), expected, atol=1e-6)
+    # Programs that cannot be made from the folder stay as they are.
+    for changes, remedy in (({"mean": [0.9]}, "from its run"), ({"model": "my:Net"}, "--export")):
+        rewrite(**changes)
+        before = bits_in(place)
+        assert runs.command("serve", f"--renew={place}") == 2
+        assert remedy in capfd.readouterr().err
+        assert bits_in(place) == before
+    torn.write_bytes(b"torn")
+    with (
+        pytest.warns(UserWarning, match="--export"),
+        pytest.raises(ValueError, match=f"running.*{until}.*--export"),
+    ):
+        load(place, "running", trust=True, today=late)
 
 
 def test_five_lines_of_python_prepare_as_training_did():

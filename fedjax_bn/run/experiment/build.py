@@ -121,9 +121,16 @@ def build(config: ConfigDict) -> Experiment:
 
 
 def assemble(
-    config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
+    config: ConfigDict,
+    internal: Dataset,
+    unseen: tuple[Domain, ...],
+    notes: tuple[str, ...] = (),
+    **options: Any,
 ) -> Experiment:
-    """Builds what a configuration names except its data; raises ConfigError, ValueError."""
+    """Builds what a configuration names except its data; raises ConfigError, ValueError.
+
+    `options` are of the method, besides those that the configuration names.
+    """
     # Clients that sit out a round are not shared out.
     rows = config.clients_per_round or len(internal.domains)
     divide_cpu(config.mesh.clients, config.mesh.batch, rows)  # before JAX starts
@@ -132,7 +139,7 @@ def assemble(
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, to_inputs, 1)
     task = choose_task(config, model, internal, images)
-    method = method_maker(config)(model, to_inputs, load, task)
+    method = method_maker(config)(model, to_inputs, load, task, **options)
     spread = config.clients == "auto" and not method.combines
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size, spread)
     replaced = (f"weigh={config.weigh} replaces the own weights of {config.method}",)

@@ -101,7 +101,7 @@ def method_options(name: str) -> dict[str, Argument]:
 
 
 def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
-    """Returns `make(model, prepare, load, task)` for the configured method.
+    """Returns `make(model, prepare, load, task, **options)` for the configured method.
 
     A user's own method, `package.module:function:key=value`, is a function
     `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`. An
@@ -127,8 +127,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
 
-    def make(model: Any, prepare: Prepare, load: Load, task: Task) -> FederatedMethod:
-        arguments = options | {"prepare": prepare, "load": load}
+    def make(model: Any, prepare: Prepare, load: Load, task: Task, **more: Any) -> FederatedMethod:
+        arguments = options | {"prepare": prepare, "load": load} | more
         if task != classification():  # the default of every method
             arguments["task"] = task
         for key in ("share", "frozen"):
