@@ -45,7 +45,8 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     from fedjax_bn.federation import broadcast_of, own_of
     from fedjax_bn.flower.messages import Order, packed, recorded
     from fedjax_bn.flower.settings import config_of, node_of
-    from fedjax_bn.flower.site import open_site, save_own
+    from fedjax_bn.flower.site import open_site
+    from fedjax_bn.flower.site_files import save_own
 
     config = config_of("config.py", changes, folder)
     site = open_site(config, node_of({"client": 0, "folder": str(folder)}), clients=2)
@@ -55,7 +56,7 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     order = Order("measured", config.method, 0, 2, 180, False)
     end("make the common start (first round only)")
     for part in ("trace, load the program and train", "train again"):
-        kept, upload = jax.device_get(site.train(order, broadcast, own))
+        kept, upload = jax.device_get(site.train(order, broadcast, own, folder / "begun.npz"))
         end(part)
     save_own(folder / "own", 1, kept, 0)
     packed(order, recorded(to_named(upload)))

@@ -1,24 +1,12 @@
 """Builds a client's side of a federation, and makes the ClientApp.
 
-A client's own part, its personal leaves and the memory of its method, stays in its own folder:
-
-    FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays
-    FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
-    FOLDER/FEDERATION/predictions.csv      of the last evaluation, if the node config asks for it
-    FOLDER/FEDERATION/begun.npz            a round's training up to a step, see `train_in_pieces`
-
-Files are written atomically. The file with which the client began its last round is kept too: if
-the server did not accept the upload, the client begins with it again. Flower runs every task in a
-fresh process; compiled programs are in JAX's cache (`config.compilation_cache`).
+What stays with the client is in its own folder, see `site_files`. Flower runs every task in a fresh
+process; compiled programs are in JAX's cache (`config.compilation_cache`).
 """
 
-import hashlib
-import io
 import json
 import secrets
-import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, lru_cache, partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -35,7 +23,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError, UserError, WorkdirError
 from fedjax_bn.arguments.text import brief, file_name
-from fedjax_bn.client import Begun, Trained
+from fedjax_bn.client import Begun
 from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
@@ -45,6 +33,14 @@ from fedjax_bn.flower import messages
 from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, adds_noise, config_of, deployed, node_of
+from fedjax_bn.flower.site_files import (
+    digest_of_round,
+    load_arrays,
+    load_own,
+    save_arrays,
+    save_own,
+    train_in_pieces,
+)
 from fedjax_bn.methods.selection import in_pieces
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
@@ -60,7 +56,6 @@ from fedjax_bn.training.start import Keys, check_shapes, partition_table
 from fedjax_bn.training.workdir import describe_machine, write_atomically
 
 _LOSSES = ("loss", "risk")
-_OWN = "own-{:08d}.npz"
 _FROZEN = "frozen.npz"
 PyTree = Any
 _Train = Callable[[Order, Broadcast, Own, Path], tuple[Own, Upload]]
@@ -198,79 +193,12 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         if not (every := node.checkpoint_steps):
             return run(method.client, fresh)
         settings = [*flatten(config)], every, longest, describe_machine()
-        digest = _digest(settings, (broadcast, own, rows, extra))
+        digest = digest_of_round(settings, (broadcast, own, rows, extra))
         # Steps have the run's key, with which they can go on; only the upload has the secret one.
         begun = train_in_pieces(partial(run, method.train, keys), every, path, digest)
         return run(method.client, fresh, begun)
 
     return train
-
-
-def train_in_pieces(
-    take_steps: Callable[[Begun], Trained], every: int, path: Path, digest: np.ndarray
-) -> Begun:
-    """Makes a client's local steps of a round, and stores the training after every `every` steps.
-
-    It goes on from the training in the file, unless that has another digest u8[N] of all on which
-    the round depends, or cannot be read. `take_steps` is `FederatedMethod.train` of its last
-    argument.
-    """
-    like = jax.eval_shape(take_steps, Begun())
-    steps, trained, step = len(like.counts), None, np.zeros((), np.int32)
-    with suppress(WorkdirError):
-        stored = _load(path, {"digest": digest, "begun": Begun(like, step)})
-        if (stored["digest"] == digest).all():
-            trained, step = stored["begun"]
-            log(INFO, "going on from step %s of %s of the round, by %s", step, steps, path)
-    # Always from the host, so that a training from the file runs in the same program.
-    trained = trained or jax.device_get(take_steps(Begun()))
-    while step < steps:
-        trained = jax.device_get(take_steps(Begun(trained, step)))
-        step = np.asarray(min(step + every, steps), np.int32)
-        _save(path, {"digest": digest, "begun": Begun(trained, step)})
-    return Begun(trained)
-
-
-def _digest(settings: Any, inputs: PyTree) -> np.ndarray:
-    """Returns the SHA-256 u8[32] of settings, as JSON, and of the names and bits of arrays."""
-    content = hashlib.sha256(json.dumps(settings).encode())
-    for name, array in to_named(inputs).items():
-        content.update(f"{name} {array.dtype} {array.shape}".encode())
-        content.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return np.frombuffer(content.digest(), np.uint8)
-
-
-def load_own(folder: Path, number: int, like: Own) -> Own:
-    """Returns a client's own part after `number` rounds (at least 1) from a federation's folder.
-
-    Raises WorkdirError if the file is missing, damaged, or of another form than `like`.
-    """
-    return _load(folder / _OWN.format(number), like)
-
-
-def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Writes a client's own part after `number` rounds, and deletes those before round `began`."""
-    _save(folder / _OWN.format(number), own)
-    for path in folder.glob(_OWN.replace("{:08d}", "*")):
-        # Later parts stay, because a delayed task may end after the task of a later round.
-        if path.name < _OWN.format(began):
-            path.unlink(missing_ok=True)
-
-
-def _save(path: Path, tree: PyTree) -> None:
-    content = io.BytesIO()
-    np.savez(content, **to_named(tree))
-    write_atomically(path, content.getvalue())
-
-
-def _load(path: Path, like: PyTree) -> Any:
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            return from_named(dict(arrays), like)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({error}): restore it, or begin anew in another workdir"
-        ) from error
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
@@ -427,11 +355,11 @@ class _Task:
         if begin:
             form = jax.eval_shape(lambda state: own_of(state, 0), like)
             part = load_own(self.place, begin, form._replace(frozen=()))
-            frozen = _load(path, frozen) if jax.tree.leaves(frozen) else frozen
+            frozen = load_arrays(path, frozen) if jax.tree.leaves(frozen) else frozen
         else:
             part = jax.device_get(own_of(self.site.start(), 0))
             sent = {name: x for name, x in self.arrays.items() if name.startswith("frozen/")}
             frozen = from_named(sent, frozen)
             if sent:
-                _save(path, frozen)
+                save_arrays(path, frozen)
         return part._replace(**frozen)

@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.federation import broadcast_of, own_of
-from fedjax_bn.flower import site
+from fedjax_bn.flower import site, site_files
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
@@ -26,7 +26,7 @@ CHANGES = (
 @pytest.fixture
 def disk(monkeypatch):
     """Counts the pieces that sites store; they die before the one of the number `dies_at`."""
-    write = site.write_atomically
+    write = site_files.write_atomically
 
     def store(path, content):
         store.count += path.name == "begun.npz"
@@ -35,7 +35,7 @@ def disk(monkeypatch):
         write(path, content)
 
     store.count = store.dies_at = 0
-    monkeypatch.setattr(site, "write_atomically", store)
+    monkeypatch.setattr(site_files, "write_atomically", store)
     return store
 
 

@@ -15,7 +15,7 @@ from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Answer, Hello, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.flower.site import load_own, save_own
+from fedjax_bn.flower.site_files import load_own, save_own
 from fedjax_bn.state import Own
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of

@@ -20,7 +20,8 @@ from fedjax_bn.flower.members import Members
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
-from fedjax_bn.flower.site import load_own, open_site
+from fedjax_bn.flower.site import open_site
+from fedjax_bn.flower.site_files import load_own
 from fedjax_bn.sharing import join
 from fedjax_bn.state import Own
 from flower_apps import nodes_of, run_config

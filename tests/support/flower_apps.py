@@ -8,7 +8,7 @@ from fedjax_bn.arguments.text import file_name
 from fedjax_bn.federation import traffic
 from fedjax_bn.flower import client_app
 from fedjax_bn.flower.settings import config_of
-from fedjax_bn.flower.site import load_own
+from fedjax_bn.flower.site_files import load_own
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.state import Own
 from fedjax_bn.training.rounds import open_rounds
