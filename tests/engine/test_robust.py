@@ -41,11 +41,12 @@ def by_hand_krum(rows, start, malicious=1, keep=1):
 
 
 def by_hand_geometric_median(rows, start):
-    def total(point):
-        return np.linalg.norm(rows - point, axis=1).sum()
+    def mean_distance(point):
+        far = np.linalg.norm(rows - point, axis=1)
+        return far.mean(), ((point - rows) / far[:, None]).mean(0)
 
-    found = scipy.optimize.minimize(total, rows.mean(0), method="BFGS", options={"gtol": 1e-9})
-    return found.x
+    options = {"gtol": 1e-9}
+    return scipy.optimize.minimize(mean_distance, rows.mean(0), jac=True, options=options).x
 
 
 def by_hand_clipping(rows, start, factor=1.0):
@@ -61,6 +62,14 @@ RULES = {
     "multi-krum": (krum(malicious=1, keep=3), functools.partial(by_hand_krum, keep=3), 1e-12),
     "geometric": (geometric_median(iterations=200), by_hand_geometric_median, 1e-6),
     "clipping": (norm_clipping(factor=0.5), functools.partial(by_hand_clipping, factor=0.5), 1e-12),
+}
+
+
+BY_SIZE = {
+    "median": coordinate_median(weights="by_size"),
+    "trimmed": trimmed_mean(trim=0.25, weights="by_size"),
+    "geometric": geometric_median(iterations=200, weights="by_size"),
+    "clipping": norm_clipping(factor=0.5, weights="by_size"),
 }
 
 
@@ -96,6 +105,23 @@ def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
         np.testing.assert_allclose(ours, expected, rtol=rtol, atol=rtol)
         assert (np.asarray(weights)[~counts] == 0).all()
         np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", BY_SIZE)
+def test_by_size_a_client_of_n_samples_counts_as_n_clients(x64, rule):
+    """Of sizes, in which halves of all are exact, and of floats that sum to 1."""
+    combine = jax.jit(BY_SIZE[rule].combine)
+    for sizes in ([1, 2, 3, 4, 5, 8, 13, 20], [1, 0, 1, 2, 0, 3, 1, 2], [0, 3, 0, 2, 1, 0, 2, 2]):
+        stacked, sizes = drawn(8, sum(sizes)), np.array(sizes, np.int32)
+        # Four of each, so that a quarter of all is whole.
+        expected = RULES[rule][1](np.repeat(as_rows(stacked), 4 * sizes, axis=0), FROM_ROW)
+        for leaf in stacked.values():
+            leaf[sizes == 0] = np.nan
+        for w in (BY_SIZE[rule].weigh((), sizes, sizes, ())[0], sizes / sizes.sum()):
+            leaves, weights = combine(stacked, FROM, w)
+            ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
+            np.testing.assert_allclose(ours, expected, rtol=RULES[rule][2], atol=RULES[rule][2])
+            np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
@@ -173,6 +199,19 @@ def played(batches, **options):
     method = federate(echo(), share=all_but_statistics, **options)
     state = method.init(KEY, VARIABLES, len(batches["valid"]))
     return method.round(state, batches, KEY)
+
+
+def test_a_round_by_size_counts_samples_on_one_device_and_on_two():
+    batches, sizes = said(), np.array([3, 9, 1, 12, 2, 2, 2, 1], np.int32)
+    batches |= {"size": jnp.asarray(sizes)}
+    after, metrics = played(batches, weigh=BY_SIZE["median"])
+    rows = np.repeat(np.asarray(batches["image"]).reshape(8, 6), sizes, axis=0)
+    expected = np.nanmedian(rows, 0)  # client 1 failed
+    np.testing.assert_allclose(after.shared["params"]["w"], expected, rtol=1e-6)
+    assert np.argmax(metrics["weights"]) == 3
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    spread, _ = played(batches, weigh=BY_SIZE["median"], mesh=mesh)
+    assert_close(spread.shared, after.shared, rtol=1e-6)
 
 
 def slow_but(*often):
