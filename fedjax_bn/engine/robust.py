@@ -5,7 +5,7 @@ One client can move a mean as far as it likes. Each function here returns a `Wei
 clients send nothing else.
 
 Clients count alike, whatever sizes they report, because a size is a claim too. With
-`weights="by_size"` a rule takes a client of n samples for n clients of equal uploads. The weights
+`weights="by_size"` a client of n samples counts as n clients with the same upload. The weights
 of a round are those of the result: of the clients that Krum keeps, of the geometric median's last
 iteration, the share of numbers that a median or trimmed mean takes from a client, or the factors of
 clipping. Personal leaves are averaged with them for an unseen client (`state.global_variables`), in
@@ -80,11 +80,7 @@ def trimmed_mean(*, trim: _BelowHalf = 0.25, weights: _Weights = "uniform") -> W
         start, end = below.astype(low.dtype), (below + w[k]).astype(low.dtype)
         return jnp.maximum(jnp.minimum(end, high) - jnp.maximum(start, low), 0)
 
-    def whole(w: jax.Array) -> jax.Array:
-        low, high = ends(w)
-        return high - low
-
-    return _rule(_mean_of_parts(part, whole), weights)
+    return _rule(_mean_of_parts(part, lambda w: ends(w)[1] - ends(w)[0]), weights)
 
 
 @bounded
@@ -213,10 +209,9 @@ def _rule(combine: _Combine, weights: _Weights = "uniform") -> Weighing:
         # Sizes are integers, so that no rounding of their sums moves a median.
         return (sizes if weights == "by_size" else uniform(sizes, risks)), state
 
-    def combine_alike(stacked: PyTree, start: PyTree, w: jax.Array) -> tuple[PyTree, jax.Array]:
-        return combine(stacked, start, (w > 0).astype(jnp.int32))
+    def combine_weighted(stacked: PyTree, start: PyTree, w: jax.Array) -> tuple[PyTree, jax.Array]:
+        return combine(stacked, start, w if weights == "by_size" else (w > 0).astype(jnp.int32))
 
-    combine_weighted = combine if weights == "by_size" else combine_alike
     return Weighing(lambda num_clients: (), weigh, combine=combine_weighted)
 
 
@@ -251,19 +246,13 @@ def _mean_of_parts(part: _Part, whole: Callable[[jax.Array], jax.Array]) -> _Com
 
 
 def _are_middle(below: jax.Array, weight: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns whether values are the lower and the upper median; `below` is what lesser ones weigh.
-
-    Both are the value whose part of the weights, one beside the other, has the half in it.
-    """
+    """Returns whether values are the lower and the upper median; lesser ones weigh `below`."""
     total = w.sum(dtype=w.dtype)
     to_half, past_half = total - below - below, (below + weight) - (total - below - weight)
     # Floats that add up to half of all do so up to rounding.
     exact = jnp.issubdtype(w.dtype, jnp.integer)
     slack = 0 if exact else len(w) * jnp.finfo(w.dtype).eps * total
-    return (
-        (to_half > slack) & (past_half >= -slack),
-        (to_half >= -slack) & (past_half > slack),
-    )
+    return (to_half > slack) & (past_half >= -slack), (to_half >= -slack) & (past_half > slack)
 
 
 def _medians(values: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -90,21 +90,25 @@ FROM = {"a": START, "b": np.arange(4.0)}
 FROM_ROW = np.concatenate([START.ravel(), np.arange(4.0)])
 
 
+def compare(rule, combine, stacked, sizes, *weights):
+    """The rule's formula, of as many equal rows as a client has samples, and `combine`."""
+    expected = RULES[rule][1](np.repeat(as_rows(stacked), sizes, axis=0), FROM_ROW)
+    for leaf in stacked.values():
+        leaf[sizes == 0] = np.nan
+    for w in weights:
+        leaves, shares = combine(stacked, FROM, w)
+        ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
+        np.testing.assert_allclose(ours, expected, rtol=RULES[rule][2], atol=RULES[rule][2])
+        assert (np.asarray(shares)[sizes == 0] == 0).all()
+        np.testing.assert_allclose(shares.sum(), 1, rtol=1e-12)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
     """Of eight rows some do not count and hold NaN: an even and an odd number of clients."""
-    _, by_hand, rtol = RULES[rule]
     for seed, absent in enumerate([(), (2,), (0, 5, 6), (4, 5, 6)]):
-        stacked = drawn(8, seed)
         counts = ~np.isin(np.arange(8), absent)
-        expected = by_hand(as_rows(stacked)[counts], FROM_ROW)
-        for leaf in stacked.values():
-            leaf[~counts] = np.nan
-        leaves, weights = combined(rule)(stacked, FROM, counts / counts.sum())
-        ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
-        np.testing.assert_allclose(ours, expected, rtol=rtol, atol=rtol)
-        assert (np.asarray(weights)[~counts] == 0).all()
-        np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+        compare(rule, combined(rule), drawn(8, seed), counts.astype(int), counts / counts.sum())
 
 
 @pytest.mark.parametrize("rule", BY_SIZE)
@@ -112,16 +116,10 @@ def test_by_size_a_client_of_n_samples_counts_as_n_clients(x64, rule):
     """Of sizes, in which halves of all are exact, and of floats that sum to 1."""
     combine = jax.jit(BY_SIZE[rule].combine)
     for sizes in ([1, 2, 3, 4, 5, 8, 13, 20], [1, 0, 1, 2, 0, 3, 1, 2], [0, 3, 0, 2, 1, 0, 2, 2]):
-        stacked, sizes = drawn(8, sum(sizes)), np.array(sizes, np.int32)
+        sizes = np.array(sizes, np.int32)
+        weights, _ = BY_SIZE[rule].weigh((), sizes, sizes, ())
         # Four of each, so that a quarter of all is whole.
-        expected = RULES[rule][1](np.repeat(as_rows(stacked), 4 * sizes, axis=0), FROM_ROW)
-        for leaf in stacked.values():
-            leaf[sizes == 0] = np.nan
-        for w in (BY_SIZE[rule].weigh((), sizes, sizes, ())[0], sizes / sizes.sum()):
-            leaves, weights = combine(stacked, FROM, w)
-            ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
-            np.testing.assert_allclose(ours, expected, rtol=RULES[rule][2], atol=RULES[rule][2])
-            np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+        compare(rule, combine, drawn(8, 3), 4 * sizes, weights, sizes / sizes.sum())
 
 
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
@@ -202,16 +200,14 @@ def played(batches, **options):
 
 
 def test_a_round_by_size_counts_samples_on_one_device_and_on_two():
-    batches, sizes = said(), np.array([3, 9, 1, 12, 2, 2, 2, 1], np.int32)
-    batches |= {"size": jnp.asarray(sizes)}
-    after, metrics = played(batches, weigh=BY_SIZE["median"])
+    sizes, mesh = np.array([3, 9, 1, 12, 2, 2, 2, 1], np.int32), Mesh(jax.devices(), ("clients",))
+    batches = said() | {"size": jnp.asarray(sizes)}
     rows = np.repeat(np.asarray(batches["image"]).reshape(8, 6), sizes, axis=0)
-    expected = np.nanmedian(rows, 0)  # client 1 failed
-    np.testing.assert_allclose(after.shared["params"]["w"], expected, rtol=1e-6)
+    for devices in (None, mesh):
+        after, metrics = played(batches, weigh=BY_SIZE["median"], mesh=devices)
+        median = np.nanmedian(rows, 0)  # client 1 failed
+        np.testing.assert_allclose(after.shared["params"]["w"], median, rtol=1e-6)
     assert np.argmax(metrics["weights"]) == 3
-    mesh = Mesh(np.array(jax.devices()), ("clients",))
-    spread, _ = played(batches, weigh=BY_SIZE["median"], mesh=mesh)
-    assert_close(spread.shared, after.shared, rtol=1e-6)
 
 
 def slow_but(*often):

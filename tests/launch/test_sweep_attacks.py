@@ -9,7 +9,6 @@ import jax
 import lag
 import numpy as np
 import plan
-import pytest
 import streams
 from scipy import stats
 
@@ -33,14 +32,11 @@ def uploads(kind, attacker):
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "times"), [("scale", -100), pytest.param("flip", -1, marks=pytest.mark.slow)]
-)
-def test_an_attacker_scales_what_it_sends_and_the_others_do_not(kind, times):
-    honest, attacking = uploads(kind, -1), uploads(kind, 1)
+def test_an_attacker_scales_what_it_sends_and_the_others_do_not():
+    honest, attacking = uploads("scale", -1), uploads("scale", 1)
     jax.tree.map(np.testing.assert_array_equal, attacking[0], honest[0])
     for ours, theirs in zip(*map(jax.tree.leaves, (attacking[1][0], honest[1][0])), strict=True):
-        np.testing.assert_allclose(ours, times * theirs, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(ours, -100 * theirs, rtol=1e-3, atol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, attacking[1][1], honest[1][1])
 
 
