@@ -210,7 +210,8 @@ def _rule(combine: _Combine, weights: _Weights = "uniform") -> Weighing:
         return (sizes if weights == "by_size" else uniform(sizes, risks)), state
 
     def combine_weighted(stacked: PyTree, start: PyTree, w: jax.Array) -> tuple[PyTree, jax.Array]:
-        return combine(stacked, start, w if weights == "by_size" else (w > 0).astype(jnp.int32))
+        amounts = w if weights == "by_size" else (w > 0).astype(jnp.int32)
+        return combine(stacked, start, jnp.asarray(amounts))
 
     return Weighing(lambda num_clients: (), weigh, combine=combine_weighted)
 
