@@ -45,8 +45,7 @@ def by_hand_geometric_median(rows, start):
         far = np.linalg.norm(rows - point, axis=1)
         return far.mean(), ((point - rows) / far[:, None]).mean(0)
 
-    options = {"gtol": 1e-9}
-    return scipy.optimize.minimize(mean_distance, rows.mean(0), jac=True, options=options).x
+    return scipy.optimize.minimize(mean_distance, rows.mean(0), jac=True, options={"gtol": 1e-9}).x
 
 
 def by_hand_clipping(rows, start, factor=1.0):
@@ -113,13 +112,11 @@ def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
 
 @pytest.mark.parametrize("rule", BY_SIZE)
 def test_by_size_a_client_of_n_samples_counts_as_n_clients(x64, rule):
-    """Of sizes, in which halves of all are exact, and of floats that sum to 1."""
     combine = jax.jit(BY_SIZE[rule].combine)
     for sizes in ([1, 2, 3, 4, 5, 8, 13, 20], [1, 0, 1, 2, 0, 3, 1, 2], [0, 3, 0, 2, 1, 0, 2, 2]):
         sizes = np.array(sizes, np.int32)
-        weights, _ = BY_SIZE[rule].weigh((), sizes, sizes, ())
-        # Four of each, so that a quarter of all is whole.
-        compare(rule, combine, drawn(8, 3), 4 * sizes, weights, sizes / sizes.sum())
+        # Four of each, so that a quarter of all is whole; weights are sizes, or sum to 1.
+        compare(rule, combine, drawn(8, 3), 4 * sizes, sizes, sizes / sizes.sum())
 
 
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
@@ -185,6 +182,7 @@ def said(clients=8, present=None):
         "image": jnp.asarray(image),
         "label": jnp.arange(clients, dtype=jnp.int32).reshape(clients, 1, 1),
         "valid": jnp.ones((clients, 1, 1), bool),
+        "size": jnp.arange(1, clients + 1, dtype=jnp.int32),
     }
     present = np.ones(clients, bool) if present is None else present
     return batches | {"participates": jnp.asarray(present)}
@@ -199,17 +197,6 @@ def played(batches, **options):
     return method.round(state, batches, KEY)
 
 
-def test_a_round_by_size_counts_samples_on_one_device_and_on_two():
-    sizes, mesh = np.array([3, 9, 1, 12, 2, 2, 2, 1], np.int32), Mesh(jax.devices(), ("clients",))
-    batches = said() | {"size": jnp.asarray(sizes)}
-    rows = np.repeat(np.asarray(batches["image"]).reshape(8, 6), sizes, axis=0)
-    for devices in (None, mesh):
-        after, metrics = played(batches, weigh=BY_SIZE["median"], mesh=devices)
-        median = np.nanmedian(rows, 0)  # client 1 failed
-        np.testing.assert_allclose(after.shared["params"]["w"], median, rtol=1e-6)
-    assert np.argmax(metrics["weights"]) == 3
-
-
 def slow_but(*often):
     """All rules; what a round does with one is tested for the given ones in the default suite."""
     return [pytest.param(n, marks=[pytest.mark.slow] * (n not in often)) for n in RULES]
@@ -220,9 +207,10 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
     present = np.arange(8) != 3
     batches = said(8, present)
     counts = present & (np.arange(8) != 1)
-    state, metrics = played(batches, weigh=RULES[rule][0])
+    state, metrics = played(batches, weigh=BY_SIZE.get(rule, RULES[rule][0]))
     rows = np.asarray(batches["image"]).reshape(8, 6)
-    expected = RULES[rule][1](rows[counts].astype(np.float64), np.zeros(6))
+    times = counts * (np.arange(4, 36, 4) if rule in BY_SIZE else 1)
+    expected = RULES[rule][1](np.repeat(rows, times, axis=0).astype(np.float64), np.zeros(6))
     np.testing.assert_allclose(state.shared["params"]["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(
         state.personal["batch_stats"]["mean"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
@@ -238,7 +226,7 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
 @pytest.mark.parametrize("rule", slow_but("clipping"))
 def test_devices_a_deployment_and_a_cohort_give_the_numbers_of_one_round(rule):
     """Five clients on two devices: a row of padding counts nowhere."""
-    weigh, batches = RULES[rule][0], said(6)
+    weigh, batches = BY_SIZE.get(rule, RULES[rule][0]), said(6)
     batches = jax.tree.map(lambda x: x[:6], batches)
     alone, metrics = played(batches, weigh=weigh)
 
