@@ -93,7 +93,6 @@ TABLES = {
     "other/beach": all_methods("beach"),
     "other/digits": all_methods("digits", "--path {digits} --target mnist_m"),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
-    "other/norms": swept(36, "norms", "--data.digits={digits} --data.pacs={pacs}"),
     "other/glands": swept(9, "segmentation"),
     "other/vessels": swept(48, "vessels", "--data {vessels}"),
     "other/attacks": Table(
