@@ -2,9 +2,8 @@
 
     python launch/sweeps/tables.py --data DATA [--workdir runs] [--only 'fedbn/*'] [--dry-run]
 
-DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py), segmentation/vessels
-(vessels.py) and resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are
-missing waits. It prints the tables with their numbers of runs, of which most take about a minute,
+DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py) and
+resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It prints the tables with their numbers of runs, of which most take about a minute,
 and makes one after another. WORKDIR/tables/NAME.txt has what a table's commands print: the table,
 or at its end the path of the report. The same command continues after a stop: runs that have
 finished are not repeated, and a table whose file exists is not made again. The exit status is 0 if
@@ -26,8 +25,7 @@ from typing import NamedTuple
 from plan import ROOT
 
 DATA = {
-    **{"digits": "digits.npz", "pacs": "pacs", "vessels": "segmentation"},
-    **{"resnet50": "resnet50.safetensors", "data": ""},
+    **{"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""},
 }
 ROWS = (  # of all_methods.py, which the page shows
     "FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedCD-SCI,REA,FedAvgM,FedWon,*group norm,FedDG,HarmoFL,SNR,"
@@ -94,7 +92,6 @@ TABLES = {
     "other/digits": all_methods("digits", "--path {digits} --target mnist_m"),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/glands": swept(9, "segmentation"),
-    "other/vessels": swept(48, "vessels", "--data {vessels}"),
     "other/attacks": Table(
         189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
     ),
