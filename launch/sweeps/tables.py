@@ -27,10 +27,6 @@ from plan import ROOT
 DATA = {
     **{"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""},
 }
-ROWS = (  # of all_methods.py, which the page shows
-    "FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedCD-SCI,REA,FedAvgM,FedWon,*group norm,FedDG,HarmoFL,SNR,"
-    "RandConv"
-)
 
 
 class Table(NamedTuple):
@@ -54,15 +50,13 @@ def seeded(folder: str, command: str) -> Table:
     return Table(6, (*runs, f"{main} report {place} --out {place}/report.html"))
 
 
-def all_methods(dataset: str, options: str = "") -> Table:
-    """Returns the table of some rows of all_methods.py."""
-    arguments = f"--dataset {dataset} {options} --only '{ROWS}' --workdir {{workdir}}/all_methods"
-    return Table(4 * 13, (f"launch/sweeps/all_methods.py {arguments}",))
-
-
 DIGITS = (
     "--config configs/digits.py --config.data.path={digits} --config.rounds=30 "
     "--config.eval_every=30 --config.baselines=fedavg"
+)
+METHODS = (
+    "--only 'FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedAvgM,FedWon,*group norm,FedDG' "
+    "--workdir {workdir}/all_methods"
 )
 STREAMS = "--only fax,mnist --digits {digits} --workdir {workdir}/streams"
 RESNET10 = "--path {pacs} --model ResNet10:width=16 --steps 4 --rounds 6 --only none,mean,sum"
@@ -87,9 +81,7 @@ TABLES = {
     "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
     "fedcd/signs": swept(42, "signs"),
-    "other/scanners": all_methods("scanners"),
-    "other/beach": all_methods("beach"),
-    "other/digits": all_methods("digits", "--path {digits} --target mnist_m"),
+    "other/scanners": Table(32, (f"launch/sweeps/all_methods.py {METHODS}",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/glands": swept(9, "segmentation"),
     "other/attacks": Table(
