@@ -3,11 +3,12 @@
     python launch/sweeps/tables.py --data DATA [--workdir runs] [--only 'fedbn/*'] [--dry-run]
 
 DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py) and
-resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It prints the tables with their numbers of runs, of which most take about a minute,
-and makes one after another. WORKDIR/tables/NAME.txt has what a table's commands print: the table,
-or at its end the path of the report. The same command continues after a stop: runs that have
-finished are not repeated, and a table whose file exists is not made again. The exit status is 0 if
-all tables are made, 1 if one failed, 3 if one waits.
+resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It
+prints the tables with their numbers of runs, of which most take about a minute, and makes one after
+another. WORKDIR/tables/NAME.txt has what a table's commands print: the table, or at its end the
+path of the report. The same command continues after a stop: runs that have finished are not
+repeated, and a table whose file exists is not made again. The exit status is 0 if all tables are
+made, 1 if one failed, 3 if one waits.
 
 PACS from ImageNet's weights takes longer: pacs_imagenet.py.
 """
@@ -24,9 +25,7 @@ from typing import NamedTuple
 
 from plan import ROOT
 
-DATA = {
-    **{"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""},
-}
+DATA = {"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""}
 
 
 class Table(NamedTuple):
