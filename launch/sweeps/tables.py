@@ -54,7 +54,7 @@ DIGITS = (
     "--config.eval_every=30 --config.baselines=fedavg"
 )
 METHODS = (
-    "--only 'FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedAvgM,FedWon,*group norm,FedDG' "
+    "--only 'FedAvg,FedBN,FedIG,FedIG-A,FedCD,*group norm' "
     "--workdir {workdir}/all_methods"
 )
 STREAMS = "--only fax,mnist --digits {digits} --workdir {workdir}/streams"
@@ -70,17 +70,16 @@ QUICKSTART = (
 TABLES = {
     "fedbn/scanners": Table(21, (f"benchmarks/examples.py {QUICKSTART}",)),
     "fedbn/digits": seeded("digits", DIGITS),
-    "fedbn/torch": Table(6, ("benchmarks/digits_in_torch.py --path {digits}",)),
     "fedbn/lag": swept(45, "lag", "--data {data}"),
     "fedbn/gaussians": swept(10, "fedbn", "--only 'synthetic/*'"),
     "unseen/digits": swept(45, "unseen", "--only digits,ablations --data.digits={digits}"),
     "fediga/cafl": Table(9, (f"benchmarks/cafl.py {RESNET10}",)),
     "fediga/imagenet": Table(6, (f"benchmarks/cafl.py {RESNET50}",)),
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
-    "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
+    "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
     "fedcd/signs": swept(42, "signs"),
-    "other/scanners": Table(32, (f"launch/sweeps/all_methods.py {METHODS}",)),
+    "other/scanners": Table(20, (f"launch/sweeps/all_methods.py {METHODS}",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/glands": swept(9, "segmentation"),
     "other/attacks": Table(
