@@ -12,8 +12,6 @@ handwriting; scores are the mean Dice of both in percent.
     FedAvg, whose averaged statistics suit no stain:
     its Dice differs by tens of points between seeds
                                                    --config.baselines=singleset,fedavg
-
-Three seeds are in docs/results/other.md (launch/sweeps/segmentation.py).
 """
 
 from ml_collections import ConfigDict

@@ -81,7 +81,6 @@ TABLES = {
     "fedcd/signs": swept(42, "signs"),
     "other/scanners": Table(20, (f"launch/sweeps/all_methods.py {METHODS}",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
-    "other/glands": swept(9, "segmentation"),
     "other/attacks": Table(
         189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
     ),
