@@ -78,7 +78,6 @@ TABLES = {
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
-    "fedcd/signs": swept(42, "signs"),
     "other/scanners": Table(20, (f"launch/sweeps/all_methods.py {METHODS}",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/attacks": Table(
