@@ -53,10 +53,6 @@ DIGITS = (
     "--config configs/digits.py --config.data.path={digits} --config.rounds=30 "
     "--config.eval_every=30 --config.baselines=fedavg"
 )
-METHODS = (
-    "--only 'FedAvg,FedBN,FedIG,FedIG-A,FedCD,*group norm' "
-    "--workdir {workdir}/all_methods"
-)
 STREAMS = "--only fax,mnist --digits {digits} --workdir {workdir}/streams"
 RESNET10 = "--path {pacs} --model ResNet10:width=16 --steps 4 --rounds 6 --only none,mean,sum"
 RESNET50 = (
@@ -78,7 +74,6 @@ TABLES = {
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
-    "other/scanners": Table(20, (f"launch/sweeps/all_methods.py {METHODS}",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/attacks": Table(
         189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
