@@ -123,7 +123,7 @@ def simulate(
             **{"clients": clients, "unseen": unseen, "adaptations": adaptations},
             **{"rounds": rounds, "batch_size": batch_size, "eval_every": eval_every},
             **{"patience": patience, "variables": variables, "callbacks": callbacks},
-            **{"profile": profile, "show_progress": show_progress},
+            **{"profile": profile, "show_progress": show_progress, "statistics": statistics},
         }
         results = [simulate(method, seed=seed + i, **options) for i in range(seeds)]
         return results[0]._replace(seeds=tuple(results))
