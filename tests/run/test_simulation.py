@@ -123,9 +123,6 @@ def test_further_seeds_compile_nothing_and_are_those_of_single_calls(result):
     np.testing.assert_allclose(several.deviation["unseen"]["dog"]["running"], deviation)
     assert f"{mean:.1f} ({deviation:.1f})" in str(several)
     assert several.deviation["internal"].keys() == {"ant", "bee", "mean"}
-    options = {"seed": 8, "statistics": "precise", "rounds": 1}
-    repeated = simulated(reversed_arrays, seeds=2, **options).seeds[0]
-    assert repeated.accuracy == simulated(reversed_arrays, **options).accuracy
 
 
 def test_side_by_side_is_one_after_another_and_a_callback_sees_no_padding():
