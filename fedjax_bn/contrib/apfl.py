@@ -15,7 +15,7 @@ from fedjax_bn.engine.optimizers import start as start_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
 _FIRST = "first_step"  # bool[S] in the batches: the step that also moves alpha
@@ -62,12 +62,8 @@ def apfl(
         # v starts as the shared model, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
-    return method_of(
-        in_turn(shared_step, _personal_step(gradient, optimizer, alpha_rate)),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = in_turn(shared_step, _personal_step(gradient, optimizer, alpha_rate))
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:

@@ -13,7 +13,7 @@ from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradien
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy, Classify, require_linear, sizes_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 
 SPECIFIC, OWN = "specific", "domain"  # collections: shared by all clients, and each client's own
@@ -68,12 +68,8 @@ def csd(
         }
         return {SPECIFIC: layers, OWN: {"weights": 1e-4 * draw(3, directions)}} | variables
 
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def decomposed_objective(learned: Learning, specific: float, penalty: float) -> Objective:

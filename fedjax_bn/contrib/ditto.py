@@ -18,7 +18,7 @@ from fedjax_bn.local_step import (
     in_turn,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
 
@@ -48,7 +48,7 @@ def ditto(
     # Two steps in turn on one batch, each with an optimizer state of its own.
     return method_of(
         in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
-        share=keeping(federate_options.pop("share", everything), OWN),
+        keeps=OWN,
         start=lambda key, variables: with_own_model(variables),
         **federate_options,
     )

@@ -23,7 +23,7 @@ from fedjax_bn.local_step import (
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.forward import Output
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
@@ -111,7 +111,7 @@ def fedadg(
             _unless_alone(step_of(generating, GENERATOR)),
         ),
         around=lambda client: _announcing(client, alone),
-        share=keeping(federate_options.pop("share", everything), DISCRIMINATOR),
+        keeps=DISCRIMINATOR,
         start=start,
         **federate_options,
     )

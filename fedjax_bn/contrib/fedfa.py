@@ -20,7 +20,7 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 
 COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
@@ -117,7 +117,7 @@ def fedfa(
             _variances_over_clients,
             equal_messages,
         ),
-        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
+        travels=COLLECTION,
         start=start,
         **federate_options,
     )

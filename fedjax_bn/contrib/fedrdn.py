@@ -19,7 +19,7 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
-from fedjax_bn.sharing import MEASURED, PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import MEASURED, PyTree, Variables, without
 from fedjax_bn.state import Received, stack
 
 _LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
@@ -74,8 +74,7 @@ def fedrdn(
         "count",
         lambda variables, k: stack(_nothing(channels, parameter_dtype(variables)), k),
         around=lambda client: _measuring(client, learned, options.get("load") or look_up),
-        # Personal whatever `share` is.
-        share=keeping(federate_options.pop("share", everything), MEASURED),
+        keeps=MEASURED,
         start=start,
         **federate_options,
     )

@@ -12,16 +12,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import classifier_path, only_head, require_linear
-from fedjax_bn.sharing import (
-    OWN,
-    PyTree,
-    Variables,
-    everything,
-    keeping,
-    path_names,
-    split,
-    without,
-)
+from fedjax_bn.sharing import OWN, PyTree, Variables, path_names, split, without
 from fedjax_bn.state import Received
 
 
@@ -84,12 +75,8 @@ def fedrod(
 
     if task.classifies:
         federate_options["train"] = counting_classes
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def _head(variables: Variables) -> dict[str, jax.Array]:

@@ -24,7 +24,6 @@ from fedjax_bn.sharing import (
     batch_norm_paths,
     complete,
     join,
-    keeping,
 )
 from fedjax_bn.state import Received
 
@@ -78,12 +77,8 @@ def gperxan(  # type: ignore[misc] # its own default
             logits += head["bias"].astype(logits.dtype)
         return loss + weight * learned.loss(logits, batch), (loss, out.moved)
 
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(share, COLLECTION, shared=True),
-        start=start,
-        **federate_options,
-    )
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, share=share, travels=COLLECTION, start=start, **federate_options)
 
 
 def _norms(variables: Variables) -> PyTree:

@@ -26,7 +26,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
 
 COLLECTION = "amplitude"  # {"mean": f[C]}
@@ -78,8 +78,7 @@ def harmofl(  # type: ignore[misc] # its own default
         memory=lambda shared, personal: jnp.zeros((), bool),
         server=_averaging_means(federate_options.pop("server", None) or averaging()),
         around=lambda client: _measuring(client, learned, load),
-        # Shared whatever `share` is, because the server sets it.
-        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
+        travels=COLLECTION,  # because the server sets it
         weigh=weigh,
         start=start,
         **federate_options,

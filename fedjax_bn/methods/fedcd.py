@@ -19,7 +19,7 @@ from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.feature_masks import COLLECTION, Masks, with_masks
-from fedjax_bn.sharing import PyTree, Variables, everything, join, keeping
+from fedjax_bn.sharing import PyTree, Variables, join
 from fedjax_bn.state import Received
 
 
@@ -100,7 +100,7 @@ def fedcd(  # type: ignore[misc] # its own default
     by_collection = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
         _masked_step(gradient, by_collection, within),
-        share=keeping(federate_options.pop("share", everything), COLLECTION),
+        keeps=COLLECTION,
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(_no_gradient, _renew_gradient, aggregation.messages_by_size),
         finish=_send_gradient,
