@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.contrib.parts import exchanging, in_row
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, require_batch_norm
 from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
@@ -76,7 +76,7 @@ def copa(
         return loss + jnp.where(is_other, losses, 0).sum(), (loss, out.moved)
 
     method = exchanging(
-        gradient_step(differentiate(objective), keep_gates(optimizer) if gates else optimizer),
+        minimizing(objective, keep_gates(optimizer) if gates else optimizer),
         "sent",
         lambda variables, k: stack(_classifier(model, variables), k),
         finish=_send_classifier(model),

@@ -13,7 +13,7 @@ from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, LocalStep, Objective, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import only_head
 from fedjax_bn.sharing import OWN, PyTree, Variables, at, split, without
@@ -61,7 +61,7 @@ def fedala(
 
     train, epochs = options.get("train") or run_steps, options.get("local_epochs", 1)
     federate_options["train"] = _weighed_first(train, objective, rate, epochs)
-    step = of_shared(gradient_step(differentiate(objective), optimizer))
+    step = of_shared(minimizing(objective, optimizer))
     return method_of(step, keeps=OWN, start=start, **federate_options)
 
 

@@ -15,7 +15,7 @@ from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.segmentation import regions_of
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.cpu import max_pool
 from fedjax_bn.models.cpu.convolution import differentiated_twice
@@ -95,7 +95,7 @@ def feddg(
         return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
 
     method = exchanging(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         "known",
         no_amplitudes,
         memory=lambda shared, personal: jnp.zeros((), bool),

@@ -11,9 +11,10 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, Weighing
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
+from fedjax_bn.local_step import Gradient, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.sharing import PyTree, Variables, join, split_like
+from fedjax_bn.methods.scaffold import over_shared
+from fedjax_bn.sharing import PyTree, Variables, split_like
 from fedjax_bn.state import Received
 
 
@@ -60,16 +61,11 @@ def feddyn(  # type: ignore[misc] # its own default
 def _regularized(gradient: Gradient, alpha: float) -> Gradient:
     """Returns g + alpha (w - x + d_k); the client's memory is d_k = -g_k / alpha."""
 
-    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
-        gradients, reported = gradient(variables, batch, received, key)
-        start = received.shared["params"]
-        params, _ = split_like(variables["params"], start)
-        shared, personal = split_like(gradients["params"], start)
-        trees = shared, params, start, received.memory
-        shared = jax.tree.map(lambda g, w, x, d: g + alpha * (w - x + d), *trees)
-        return gradients | {"params": join(shared, personal)}, reported
+    def changed(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
+        trees = gradients, params, received.shared["params"], received.memory
+        return jax.tree.map(lambda g, w, x, d: g + alpha * (w - x + d), *trees)
 
-    return wrapped
+    return over_shared(gradient, changed)
 
 
 def _add_change(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:

@@ -16,7 +16,7 @@ from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
@@ -110,7 +110,7 @@ def fedfa(
         return value, (loss, {**moved, COLLECTION: {**tracked, **seen}})
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         finish=_send_changes,
         server=averaging(
             lambda shared, personal: jax.tree.map(jnp.ones_like, shared[COLLECTION]),

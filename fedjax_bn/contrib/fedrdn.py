@@ -15,7 +15,7 @@ from fedjax_bn.engine.batches import blank_padding, first_epoch
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
@@ -70,7 +70,7 @@ def fedrdn(
         return loss, (loss, out.moved)
 
     method = exchanging(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         "count",
         lambda variables, k: stack(_nothing(channels, parameter_dtype(variables)), k),
         around=lambda client: _measuring(client, learned, options.get("load") or look_up),

@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.contrib.parts import affine, draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy, Classify, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
@@ -74,7 +74,7 @@ def fedsr(
         reference = {"mean": 0 * ones, "spread": ones, "scale": jnp.ones((), dtype)}
         return {LATENT: latent} | ({REFERENCE: reference} if cmi else {}) | variables
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, trained)
     return method_of(step, keeps=REFERENCE, start=start, **federate_options)
 
 

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.hooks import Hooked, register
@@ -59,7 +59,6 @@ def gperxan(  # type: ignore[misc] # its own default
       share: the sharing rule of the model's own collections.
     """
     learned, federate_options = learning(model, classifier="gperxan", **options)
-    trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         # The variables last: a collection that they bring wins over a fresh one.
@@ -77,7 +76,7 @@ def gperxan(  # type: ignore[misc] # its own default
             logits += head["bias"].astype(logits.dtype)
         return loss + weight * learned.loss(logits, batch), (loss, out.moved)
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, ("params", COLLECTION))
     return method_of(step, share=share, travels=COLLECTION, start=start, **federate_options)
 
 

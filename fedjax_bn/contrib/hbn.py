@@ -12,7 +12,7 @@ from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, minimizing
 from fedjax_bn.methods.learning import (
     Learning,
     OptionsButServer,
@@ -75,7 +75,7 @@ def hbn(
         return {**variables, "params": params}
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
         share=_keeping_shares(federate_options.pop("share", everything)),
         server=_moving_statistics(momentum),

@@ -13,7 +13,7 @@ from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.sharing import Variables, batch_norm_paths
@@ -76,7 +76,7 @@ def mixstyle(
         require_maps("mixstyle", places, mixed_places)
         return value
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)
 
 
 def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:

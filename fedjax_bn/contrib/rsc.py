@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy
 from fedjax_bn.models.forward import forward
@@ -44,7 +44,7 @@ def rsc(
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)
 
 
 def self_challenging_objective(learned: Learning, features: float, share: float) -> Objective:

@@ -14,7 +14,7 @@ from fedjax_bn.contrib.parts import changing_outputs, draw_dense, require_maps, 
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.hooks import Hooked, register
@@ -66,7 +66,6 @@ def snr(
         transitions; all batch norms that see maps.
     """
     learned, federate_options = learning(model, classifier="snr", **options)
-    trained = ("params", COLLECTION, HEADS)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
@@ -90,7 +89,7 @@ def snr(
         terms = head_losses(means, heads, label, valid, lambda x, *_: learned.loss(x, batch))
         return loss + weight * terms.astype(loss.dtype), (loss, out.moved)
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, ("params", COLLECTION, HEADS))
     return method_of(step, start=start, **federate_options)
 
 

@@ -10,9 +10,9 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Finish, Train, Trained, run_steps
 from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import Gradient, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.scaffold import keeping_variates
+from fedjax_bn.methods.scaffold import keeping_variates, over_shared
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -83,16 +83,12 @@ def _pulled(alpha: float, train: Train) -> Train:
 def _penalized(gradient: Gradient, alpha: float) -> Gradient:
     """Returns g + alpha (w + h_k - x) - c_k + c over shared parameters; memory is `_pulled`'s."""
 
-    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
-        gradients, reported = gradient(variables, batch, received, key)
-        pull = received.memory
-        params, _ = split_like(variables["params"], pull)
-        shared, personal = split_like(gradients["params"], pull)
+    def changed(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
         # The pull contains h_k - x and c - c_k already; only w changes from step to step.
-        shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, params, pull)
-        return gradients | {"params": join(shared, personal)}, reported
+        trees = gradients, params, received.memory
+        return jax.tree.map(lambda g, w, p: g + (alpha * w + p), *trees)
 
-    return wrapped
+    return over_shared(gradient, changed)
 
 
 def _renew_drift(renew_variate: Finish) -> Finish:

@@ -12,15 +12,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    LocalStep,
-    Objective,
-    Value,
-    differentiate,
-    gradient_step,
-    in_turn,
-)
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, in_turn, minimizing
 from fedjax_bn.methods.learning import (
     Learning,
     OptionsButServer,
@@ -95,7 +87,7 @@ def fedig(  # type: ignore[misc] # its own default
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
     objective = client_agnostic_objective(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
-    step = gradient_step(differentiate(objective), optimizer)
+    step = minimizing(objective, optimizer)
     if adapter:
         # The adapter's step reads the weights that the main network's step has just moved.
         step = in_turn(step, _adapter_step(learned, optimizer))
@@ -220,4 +212,4 @@ def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) ->
         value = learned.loss(out.outputs, batch)
         return value, (value, {})
 
-    return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
+    return minimizing(loss, optimizer, (COLLECTION,))

@@ -11,7 +11,7 @@ from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import differentiate, gradient_step
+from fedjax_bn.local_step import minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
@@ -37,7 +37,7 @@ def fednova(
     check_fresh("fednova", optimizer, options)
     learned, federate_options = learning(model, **options)
     return method_of(
-        gradient_step(differentiate(supervised(learned)), optimizer),
+        minimizing(supervised(learned), optimizer),
         server=_normalized_averaging(),
         finish=_upload_direction(optimizer),
         **federate_options,

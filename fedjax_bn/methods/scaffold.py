@@ -1,5 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -73,17 +74,30 @@ def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
 
 
 def corrected(gradient: Gradient) -> Gradient:
-    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c is the server's.
+    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c is the server's."""
 
-    Personal parameters have no variate: their entries in the variates' trees are None.
+    def changed(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
+        trees = gradients, received.memory, received.server
+        return jax.tree.map(lambda g, c_k, c: g - c_k + c, *trees)
+
+    return over_shared(gradient, changed)
+
+
+def over_shared(
+    gradient: Gradient, change: Callable[[Received, PyTree, PyTree], PyTree]
+) -> Gradient:
+    """Returns the gradient with `change(received, gradients, params)` over shared parameters.
+
+    Personal parameters keep theirs, because no server knows the direction of others for them; in
+    the trees of shared ones their entries are None.
     """
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        variate, server = received.memory, received.server
-        # Personal parameters have no variate: no server knows the direction of others for them.
-        shared, personal = split_like(gradients["params"], variate)
-        shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, variate, server)
+        start = received.shared["params"]
+        params, _ = split_like(variables["params"], start)
+        shared, personal = split_like(gradients["params"], start)
+        shared = change(received, shared, params)
         return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped
