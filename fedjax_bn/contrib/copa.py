@@ -11,9 +11,10 @@ from fedjax_bn.client import Finish, Trained
 from fedjax_bn.contrib.parts import exchanging, in_row
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
-from fedjax_bn.methods.learning import OptionsButServer, learning, require_batch_norm
+from fedjax_bn.methods.learning import OptionsButServer, learning
 from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, path_names
 from fedjax_bn.state import Received, stack
 

@@ -12,7 +12,7 @@ import optax
 from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
+from fedjax_bn.contrib.parts import STAGES, changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -26,10 +26,7 @@ from fedjax_bn.state import Received
 COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
 _EPSILON = 1e-6  # added to variances, as in the authors' code
 # Where stages of a residual and of a densely connected network end.
-_ENDS = (
-    ("layer1", "layer2", "layer3", "layer4"),
-    ("transition1/conv", "transition2/conv", "transition3/conv"),
-)
+_ENDS = ((*STAGES[0], "layer4"), STAGES[1])
 
 
 @bounded

@@ -9,7 +9,8 @@ import optax
 from fedjax_bn.arguments.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
-from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received

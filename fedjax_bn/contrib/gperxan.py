@@ -5,26 +5,18 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
-from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.normalization.calls import Call, intercepting
+from fedjax_bn.normalization.calls import Call, intercepting, require_batch_norm
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import (
-    STATISTICS,
-    PyTree,
-    SharingRule,
-    Variables,
-    all_but_batch_norm,
-    batch_norm_paths,
-    complete,
-    join,
-)
+from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, complete, join
 from fedjax_bn.state import Received
 
 COLLECTION = "instance_norms"  # path of a batch norm -> {"scale", "bias" f[C], "scores" f[2]}
@@ -80,20 +72,17 @@ def gperxan(  # type: ignore[misc] # its own default
     return method_of(step, share=share, travels=COLLECTION, start=start, **federate_options)
 
 
-def _norms(variables: Variables) -> PyTree:
+def _norms(variables: Variables) -> Variables:
     """Returns the instance norms and scores before training, for every batch norm."""
     norms = {}
-    for path in sorted(batch_norm_paths(variables)):
-        layer = variables[STATISTICS]
-        for name in path:
-            layer = layer[name]
-        ones = jnp.ones_like(layer["mean"])
-        scores = jnp.ones(2, ones.dtype)
-        norms["/".join(path)] = {"scale": ones, "bias": jnp.zeros_like(ones), "scores": scores}
+    for (*path, name), leaf in flatten_dict(variables[STATISTICS]).items():
+        if name == "mean":
+            ones, scores = jnp.ones_like(leaf), jnp.ones(2, leaf.dtype)
+            norms["/".join(path)] = {"scale": ones, "bias": jnp.zeros_like(ones), "scores": scores}
     return norms
 
 
-def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
 
     def add(function: Any, call: Call, args: tuple, kwargs: dict) -> jax.Array:

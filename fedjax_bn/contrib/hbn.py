@@ -13,15 +13,9 @@ from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, minimizing
-from fedjax_bn.methods.learning import (
-    Learning,
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, everything, join, without
 from fedjax_bn.state import Received

@@ -23,7 +23,7 @@ from fedjax_bn.sharing import FROZEN, OWN, STATISTICS, PyTree, Variables, path_n
 from fedjax_bn.state import Received
 
 # Where the first stages of a residual and of a densely connected network end.
-_STAGES = (
+STAGES = (
     ("layer1", "layer2", "layer3"),
     ("transition1/conv", "transition2/conv", "transition3/conv"),
 )
@@ -47,7 +47,7 @@ def affine(layer: PyTree, x: jax.Array) -> jax.Array:
 
 
 def stages_of(
-    method: str, variables: Variables, names: str = "", ends: Sequence[tuple[str, ...]] = _STAGES
+    method: str, variables: Variables, names: str = "", ends: Sequence[tuple[str, ...]] = STAGES
 ) -> dict[str, int]:
     """Returns path -> channels of the modules that `names` means, without computing anything.
 

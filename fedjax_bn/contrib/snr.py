@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.adaptation.adaptation import entropy
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.contrib.parts import changing_outputs, draw_dense, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
@@ -101,11 +102,6 @@ def head_losses(
 
     `means` has for each place those of n, x+ and x- over positions, f[3, B, C].
     """
-
-    def entropy(logits: jax.Array) -> jax.Array:
-        logs = jax.nn.log_softmax(logits)
-        return -(jnp.exp(logs) * logs).sum(-1)
-
     total: Any = 0.0
     last_logits: Any = None
     for name, place_means in means.items():

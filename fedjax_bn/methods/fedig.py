@@ -13,19 +13,13 @@ from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, in_turn, minimizing
-from fedjax_bn.methods.learning import (
-    Learning,
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of, supervised
 from fedjax_bn.models.classifier import readable_images
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.mixig import Mixing, choose_mixing, mixed_statistics
 from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, all_but_batch_norm, join
 from fedjax_bn.state import Received

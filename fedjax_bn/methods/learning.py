@@ -27,16 +27,7 @@ from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import (
-    PyTree,
-    SharingRule,
-    Variables,
-    batch_norm_paths,
-    complete,
-    everything,
-    join,
-    keeping,
-)
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, join, keeping
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
 
@@ -220,14 +211,6 @@ def _balanced(client: Client, learned: Learning, load: Load) -> Client:
         return client.run(received, batches | {"class_weights": weights}, key)
 
     return client._replace(run=run)
-
-
-def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
-    """Returns the variables of a method that needs batch norm; ValueError if they have none."""
-    if not batch_norm_paths(variables):
-        problem = f"{method} needs batch norm, but the model has no batch norm"
-        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
-    return variables
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:

@@ -55,9 +55,6 @@ def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
     The server averages, and also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count.
     """
 
-    def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, shared["params"])
-
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         after = _new_variate(optimizer, received, trained)
         return trained.variables, after, jax.tree.map(jnp.subtract, after, received.memory)
@@ -69,8 +66,13 @@ def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
         )
 
     # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
-    server = averaging(no_variate, renew, equal_messages)
-    return {"server": server, "memory": no_variate, "finish": finish}
+    server = averaging(no_changes, renew, equal_messages)
+    return {"server": server, "memory": no_changes, "finish": finish}
+
+
+def no_changes(shared: PyTree, personal: PyTree) -> PyTree:
+    """Returns zeros like the shared parameters."""
+    return jax.tree.map(jnp.zeros_like, shared["params"])
 
 
 def corrected(gradient: Gradient) -> Gradient:

@@ -23,6 +23,7 @@ import jax
 
 from fedjax_bn.normalization.batch_norm import linen_normalizer
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
+from fedjax_bn.sharing import batch_norm_paths
 
 # Arguments of a model's call that are true if the pass trains, and those that are false then.
 TRAINING = ("train", "training", "is_training", "is_train")
@@ -213,6 +214,14 @@ def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]
 def init_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
     """Returns a model's first collections, of a pass that does not train."""
     return model.init(key, images, **mode_arguments(model.__call__, False))
+
+
+def require_batch_norm(name: str, variables: dict, remedy: str = "use fedavg") -> dict:
+    """Returns the variables, which `name` needs with batch norms; ValueError if they have none."""
+    if not batch_norm_paths(variables):
+        problem = f"{name} needs batch norms, but the model has none"
+        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
+    return variables
 
 
 def network_name(model: Any) -> str:
