@@ -29,16 +29,27 @@ from fedjax_bn.models.layers import (
 )
 
 
-def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
-    """Dense, norm, ReLU for each width in `net.hidden`; the first norm has number `norms` + 1."""
-    x = x.reshape(x.shape[0], -1)
-    for i, width in enumerate(net.hidden, start=1):
-        layer = net.dense(width, x.shape[-1], f"dense{i}")
-        x = relu(net.normalize(layer(x), f"norm{norms + i}"))
-    return x
+class _Perceptron(Classifier):
+    """A network that ends in dense layers of the widths `hidden` and the classifier."""
+
+    num_classes: int
+    hidden: Sequence[int]
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = self.dense(self.num_classes, self.hidden[-1])
+
+    @nn.nowrap
+    def _hidden_layers(self, x: jax.Array, norms: int = 0) -> jax.Array:
+        """Dense, norm, ReLU for each hidden layer; the first norm has number `norms` + 1."""
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.hidden, start=1):
+            layer = self.dense(width, x.shape[-1], f"dense{i}")
+            x = relu(self.normalize(layer(x), f"norm{norms + i}"))
+        return x
 
 
-class MLP(Classifier):
+class MLP(_Perceptron):
     """Dense, batch norm and ReLU for each hidden layer of a flat input, then the classifier.
 
     Li et al. 2021, section 5.2 (ABIDE, 5995 inputs, two classes).
@@ -50,15 +61,11 @@ class MLP(Classifier):
     num_classes: int = 2
     hidden: Sequence[int] = (16, 16)
 
-    def setup(self) -> None:
-        """Makes the classifier."""
-        self.head = self.dense(self.num_classes, self.hidden[-1])
-
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden[-1]], the classifier's inputs."""
         require_floats(images)
-        return _hidden_layers(self, images)
+        return self._hidden_layers(images)
 
 
 @bounded
@@ -119,7 +126,7 @@ class SmallCNN(Classifier):
 
 
 @bounded
-class DigitCNN(Classifier):
+class DigitCNN(_Perceptron):
     """Three 5x5 convolutions and three dense layers, with batch norm after all but the last.
 
     FedBN's network for digits of 28x28 (Li et al. 2021, Table 3); the smallest possible size is
@@ -134,10 +141,6 @@ class DigitCNN(Classifier):
     hidden: Sequence[int] = (2048, 512)
     width: Units = 64
 
-    def setup(self) -> None:
-        """Makes the classifier."""
-        self.head = self.dense(self.num_classes, self.hidden[-1])
-
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
@@ -149,7 +152,7 @@ class DigitCNN(Classifier):
                 x = self.normalize_and_pool(x, f"norm{i}", 2, 2)
             else:
                 x = relu(self.normalize(x, f"norm{i}"))
-        return _hidden_layers(self, x, norms=3)
+        return self._hidden_layers(x, norms=3)
 
 
 SmallDigitCNN = variant(
@@ -160,7 +163,7 @@ SmallDigitCNN = variant(
 )
 
 
-class AlexNet(Classifier):
+class AlexNet(_Perceptron):
     """Five convolutions and three dense layers, batch norm after all but the last; no dropout.
 
     FedBN's network for Office-Caltech10 and DomainNet, with images of 256x256 (Li et al. 2021,
@@ -172,10 +175,6 @@ class AlexNet(Classifier):
 
     num_classes: int = 10
     hidden: Sequence[int] = (4096, 4096)
-
-    def setup(self) -> None:
-        """Makes the classifier."""
-        self.head = self.dense(self.num_classes, self.hidden[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -190,7 +189,7 @@ class AlexNet(Classifier):
                 x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
             else:
                 x = relu(self.normalize(x, f"norm{i}"))
-        return _hidden_layers(self, _adaptive_average_pool(x, 6), norms=5)
+        return self._hidden_layers(_adaptive_average_pool(x, 6), norms=5)
 
 
 class _ResidualBlock(Network):
