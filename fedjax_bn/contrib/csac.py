@@ -11,14 +11,7 @@ import optax
 from fedjax_bn.aggregation import Weighing, WeighingRule, by_divergence
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import (
-    affine,
-    changing_outputs,
-    draw_dense,
-    kernel,
-    squared_distances,
-    stages_of,
-)
+from fedjax_bn.contrib.parts import affine, draw_dense, kernel, squared_distances, stages_of
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
@@ -26,6 +19,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.sharing import PyTree, Variables, join, without
 from fedjax_bn.state import Received
 

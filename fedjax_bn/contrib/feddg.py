@@ -9,7 +9,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, SamplesOr0, between, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
-from fedjax_bn.contrib.parts import changing_outputs, exchanging, in_row, require_images
+from fedjax_bn.contrib.parts import exchanging, in_row, require_images
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
@@ -19,7 +19,7 @@ from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.cpu import max_pool
 from fedjax_bn.models.cpu.convolution import differentiated_twice
-from fedjax_bn.normalization.calls import network_name
+from fedjax_bn.normalization.calls import changing_outputs, network_name
 from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean

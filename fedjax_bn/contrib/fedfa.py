@@ -12,12 +12,13 @@ import optax
 from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import STAGES, changing_outputs, require_maps, stages_of
+from fedjax_bn.contrib.parts import STAGES, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
+from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
 from fedjax_bn.sharing import PyTree, Variables, without

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
-from fedjax_bn.contrib.parts import STAGES, changing_outputs, require_maps, stages_of
+from fedjax_bn.contrib.parts import STAGES, require_maps, stages_of
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.normalization.calls import changing_outputs, spatial_layers
 from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 

@@ -94,6 +94,9 @@ def fedcd(  # type: ignore[misc] # its own default
     def within(masks: Masks) -> Masks:
         return jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks) if bounds else masks
 
+    def renewed(sent: Alignment, aggregate: Aggregate) -> Alignment:
+        return Alignment(aggregate.message, sent.rounds + 1)
+
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation, but each collection has its own state, even with the same optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
@@ -102,7 +105,7 @@ def fedcd(  # type: ignore[misc] # its own default
         _masked_step(gradient, by_collection, within),
         keeps=COLLECTION,
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging(_no_gradient, _renew_gradient, aggregation.messages_by_size),
+        server=averaging(_no_gradient, renewed, aggregation.messages_by_size),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
         **federate_options,
@@ -166,10 +169,6 @@ def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyT
     count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
-
-
-def _renew_gradient(sent: Alignment, aggregate: Aggregate) -> Alignment:
-    return Alignment(aggregate.message, sent.rounds + 1)
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:

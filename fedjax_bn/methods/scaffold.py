@@ -59,20 +59,22 @@ def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
         after = _new_variate(optimizer, received, trained)
         return trained.variables, after, jax.tree.map(jnp.subtract, after, received.memory)
 
-    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
-        share = aggregate.share  # the fraction of all K clients that counts in the round
-        return jax.tree.map(
-            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
-        )
-
     # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
-    server = averaging(no_changes, renew, equal_messages)
+    server = averaging(no_changes, add_messages, equal_messages)
     return {"server": server, "memory": no_changes, "finish": finish}
 
 
 def no_changes(shared: PyTree, personal: PyTree) -> PyTree:
     """Returns zeros like the shared parameters."""
     return jax.tree.map(jnp.zeros_like, shared["params"])
+
+
+def add_messages(total: PyTree, aggregate: Aggregate) -> PyTree:
+    """Returns the total plus the sum over all K clients of their equal messages, divided by K."""
+    share = aggregate.share  # the fraction of all K clients that counts in the round
+    return jax.tree.map(
+        lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), total, aggregate.message
+    )
 
 
 def corrected(gradient: Gradient) -> Gradient:

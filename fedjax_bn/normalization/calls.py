@@ -13,7 +13,7 @@ pass decides whether it trains, and `layer.moments` computes the moments.
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -78,6 +78,18 @@ def intercepting(
     finally:
         _handlers.reset(token)
         _outputs_read.reset(read)
+
+
+def changing_outputs(
+    places: Collection[str], change: Callable[[str, Any], Any]
+) -> AbstractContextManager[None]:
+    """Returns a context in which `change(name, output)` replaces the outputs of modules by path."""
+
+    def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output, name = function(*args, **kwargs), "/".join(call.path)
+        return change(name, output) if call.method == "__call__" and name in places else output
+
+    return intercepting(changed)
 
 
 _linen = threading.local()  # .intercepted: whether linen calls `_intercept_linen` in this thread
