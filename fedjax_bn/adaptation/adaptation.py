@@ -280,12 +280,6 @@ def logits_and_seen(
     return jnp.where(seen[..., None], logits, 0), seen
 
 
-def entropy(logits: jax.Array) -> jax.Array:
-    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
-    logs = jax.nn.log_softmax(logits)
-    return -(jnp.exp(logs) * logs).sum(-1)
-
-
 def with_clients(variables: Variables, clients: Variables) -> Variables:
     """Adds the collection `clients` to the received variables: all clients' batch norms [K, ...].
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_and_seen, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.classifier import classifier_path, require_linear
+from fedjax_bn.models.classifier import classifier_path, entropy, require_linear
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, running_statistics
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.adaptation import entropy
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.contrib.parts import draw_dense, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
@@ -17,7 +16,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.classifier import entropy, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.normalization.instance import instance_moments, positioned
