@@ -29,27 +29,16 @@ from fedjax_bn.models.layers import (
 )
 
 
-class _Perceptron(Classifier):
-    """A network that ends in dense layers of the widths `hidden` and the classifier."""
-
-    num_classes: int
-    hidden: Sequence[int]
-
-    def setup(self) -> None:
-        """Makes the classifier."""
-        self.head = self.dense(self.num_classes, self.hidden[-1])
-
-    @nn.nowrap
-    def _hidden_layers(self, x: jax.Array, norms: int = 0) -> jax.Array:
-        """Dense, norm, ReLU for each hidden layer; the first norm has number `norms` + 1."""
-        x = x.reshape(x.shape[0], -1)
-        for i, width in enumerate(self.hidden, start=1):
-            layer = self.dense(width, x.shape[-1], f"dense{i}")
-            x = relu(self.normalize(layer(x), f"norm{norms + i}"))
-        return x
+def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
+    """Dense, norm, ReLU for each width in `net.hidden`; the first norm has number `norms` + 1."""
+    x = x.reshape(x.shape[0], -1)
+    for i, width in enumerate(net.hidden, start=1):
+        layer = net.dense(width, x.shape[-1], f"dense{i}")
+        x = relu(net.normalize(layer(x), f"norm{norms + i}"))
+    return x
 
 
-class MLP(_Perceptron):
+class MLP(Classifier):
     """Dense, batch norm and ReLU for each hidden layer of a flat input, then the classifier.
 
     Li et al. 2021, section 5.2 (ABIDE, 5995 inputs, two classes).
@@ -61,11 +50,15 @@ class MLP(_Perceptron):
     num_classes: int = 2
     hidden: Sequence[int] = (16, 16)
 
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = self.dense(self.num_classes, self.hidden[-1])
+
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden[-1]], the classifier's inputs."""
         require_floats(images)
-        return self._hidden_layers(images)
+        return _hidden_layers(self, images)
 
 
 @bounded
@@ -126,7 +119,7 @@ class SmallCNN(Classifier):
 
 
 @bounded
-class DigitCNN(_Perceptron):
+class DigitCNN(Classifier):
     """Three 5x5 convolutions and three dense layers, with batch norm after all but the last.
 
     FedBN's network for digits of 28x28 (Li et al. 2021, Table 3); the smallest possible size is
@@ -141,6 +134,10 @@ class DigitCNN(_Perceptron):
     hidden: Sequence[int] = (2048, 512)
     width: Units = 64
 
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = self.dense(self.num_classes, self.hidden[-1])
+
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
@@ -152,7 +149,7 @@ class DigitCNN(_Perceptron):
                 x = self.normalize_and_pool(x, f"norm{i}", 2, 2)
             else:
                 x = relu(self.normalize(x, f"norm{i}"))
-        return self._hidden_layers(x, norms=3)
+        return _hidden_layers(self, x, norms=3)
 
 
 SmallDigitCNN = variant(
@@ -163,7 +160,7 @@ SmallDigitCNN = variant(
 )
 
 
-class AlexNet(_Perceptron):
+class AlexNet(Classifier):
     """Five convolutions and three dense layers, batch norm after all but the last; no dropout.
 
     FedBN's network for Office-Caltech10 and DomainNet, with images of 256x256 (Li et al. 2021,
@@ -175,6 +172,10 @@ class AlexNet(_Perceptron):
 
     num_classes: int = 10
     hidden: Sequence[int] = (4096, 4096)
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = self.dense(self.num_classes, self.hidden[-1])
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
@@ -189,7 +190,7 @@ class AlexNet(_Perceptron):
                 x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
             else:
                 x = relu(self.normalize(x, f"norm{i}"))
-        return self._hidden_layers(_adaptive_average_pool(x, 6), norms=5)
+        return _hidden_layers(self, _adaptive_average_pool(x, 6), norms=5)
 
 
 class _ResidualBlock(Network):
