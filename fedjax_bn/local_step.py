@@ -116,6 +116,15 @@ def gradient_step(
     )
 
 
+def minimizing(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    collections: tuple[str, ...] = ("params",),
+) -> LocalStep:
+    """Returns the `gradient_step` along the gradient of an objective by `differentiate`."""
+    return gradient_step(differentiate(objective, collections), optimizer, collections)
+
+
 def in_turn(*steps: LocalStep) -> LocalStep:
     """Returns the step that makes several steps on one batch and reports the loss of the first."""
 

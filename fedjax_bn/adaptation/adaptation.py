@@ -15,7 +15,7 @@ from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
-from fedjax_bn.normalization.calls import network_name
+from fedjax_bn.normalization.calls import network_name, require_batch_norm
 from fedjax_bn.normalization.tsmobn import About, update
 from fedjax_bn.sharing import (
     MEASURED,
@@ -149,7 +149,7 @@ def tsmobn(
     """
 
     def init(variables: Variables) -> _Tracked:
-        _require_batch_norm("tsmobn", variables)
+        require_batch_norm("tsmobn", variables, "use running")
         return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
 
     def predict(
@@ -199,7 +199,7 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
     initial_values = {"scale": 1, "bias": 0}
 
     def plain(variables: Variables) -> Variables:
-        layers = _require_batch_norm("affine=False", variables)
+        layers = batch_norm_paths(require_batch_norm("affine=False", variables, "use running"))
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
@@ -209,13 +209,6 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
         return {**variables, "params": jax.tree.map_with_path(reset, variables["params"])}
 
     return _of_changed(adaptation, plain)
-
-
-def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the model's batch norms; raises ValueError if there are none."""
-    if paths := batch_norm_paths(variables):
-        return paths
-    raise ValueError(f"{name} needs batch norms, but the model has none: use running")
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
@@ -285,12 +278,6 @@ def logits_and_seen(
     logits = logits.astype(promote(logits.dtype, jnp.float32))
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
     return jnp.where(seen[..., None], logits, 0), seen
-
-
-def entropy(logits: jax.Array) -> jax.Array:
-    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
-    logs = jax.nn.log_softmax(logits)
-    return -(jnp.exp(logs) * logs).sum(-1)
 
 
 def with_clients(variables: Variables, clients: Variables) -> Variables:

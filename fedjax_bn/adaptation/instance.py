@@ -6,22 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_and_seen, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.classifier import classifier_path, require_linear
+from fedjax_bn.models.classifier import classifier_path, entropy, require_linear
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, running_statistics
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.instance import deviations, handed_over, instance_moments, positioned
-from fedjax_bn.normalization.layer import (
-    Layer,
-    Statistics,
-    StatisticsRule,
-    is_spatial,
-    moments,
-    running_statistics,
-)
+from fedjax_bn.normalization.layer import is_spatial, moments
 from fedjax_bn.normalization.mixig import mix_statistics
 from fedjax_bn.sharing import Variables, path_names
 

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.adaptation import Adaptation, entropy, logits_and_seen
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_and_seen
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
-from fedjax_bn.models.classifier import classifier_path
+from fedjax_bn.models.classifier import classifier_path, entropy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import network_name

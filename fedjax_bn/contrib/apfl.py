@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, bounded
-from fedjax_bn.client import Train, Trained, run_steps
+from fedjax_bn.client import Trained, run_steps
 from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.optimizers import descend
@@ -15,7 +15,7 @@ from fedjax_bn.engine.optimizers import start as start_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
 _FIRST = "first_step"  # bool[S] in the batches: the step that also moves alpha
@@ -54,20 +54,26 @@ def apfl(
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
     shared_step = of_shared(gradient_step(gradient, optimizer))
+    train = federate_options.pop("train", None) or run_steps
+
     # Around the training and not the step, because only a round's start knows the received model.
-    federate_options["train"] = _mixing_first(federate_options.get("train") or run_steps)
+    def train_mixture(
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        *arguments: Any,
+    ) -> Trained:  # fmt: skip
+        personal = variables[OWN]
+        variables = _mixed(variables, personal["model"], personal["alpha"], personal["local"])
+        # The first step is marked.
+        batches = batches | {_FIRST: jnp.arange(batches["valid"].shape[0]) == 0}
+        return train(step, received, variables, state, batches, *arguments)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         share = jnp.asarray(alpha, parameter_dtype(variables))
         # v starts as the shared model, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
-    return method_of(
-        in_turn(shared_step, _personal_step(gradient, optimizer, alpha_rate)),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = in_turn(shared_step, _personal_step(gradient, optimizer, alpha_rate))
+    return method_of(step, keeps=OWN, train=train_mixture, start=start, **federate_options)
 
 
 def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:
@@ -79,21 +85,6 @@ def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTr
 
     params = jax.tree.map(mix, local["params"], variables["params"])
     return with_model(variables, {**model, "params": params}, alpha=alpha, local=local)
-
-
-def _mixing_first(train: Train) -> Train:
-    """Returns training that mixes the received model in first, and marks its first step."""
-
-    def train_mixture(
-        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
-        *arguments: Any,
-    ) -> Trained:  # fmt: skip
-        personal = variables[OWN]
-        variables = _mixed(variables, personal["model"], personal["alpha"], personal["local"])
-        batches = batches | {_FIRST: jnp.arange(batches["valid"].shape[0]) == 0}
-        return train(step, received, variables, state, batches, *arguments)
-
-    return train_mixture
 
 
 def _personal_step(

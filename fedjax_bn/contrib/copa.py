@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import bounded
-from fedjax_bn.client import Finish, Trained
+from fedjax_bn.client import Trained
 from fedjax_bn.contrib.parts import exchanging, in_row
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import OptionsButServer, learning, require_batch_norm
+from fedjax_bn.local_step import Batch, Value, minimizing
+from fedjax_bn.methods.learning import OptionsButServer, learning
 from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
-from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, path_names
+from fedjax_bn.normalization.calls import require_batch_norm
+from fedjax_bn.sharing import PyTree, Variables, complete, everything, path_names
 from fedjax_bn.state import Received, stack
 
 
@@ -75,21 +76,7 @@ def copa(
         is_other = jnp.arange(len(losses), dtype=jnp.int32) != received.client
         return loss + jnp.where(is_other, losses, 0).sum(), (loss, out.moved)
 
-    method = exchanging(
-        gradient_step(differentiate(objective), keep_gates(optimizer) if gates else optimizer),
-        "sent",
-        lambda variables, k: stack(_classifier(model, variables), k),
-        finish=_send_classifier(model),
-        share=_keeping_classifier(model, share),
-        start=start,
-        **{"statistics": rule} | federate_options,
-    )
-    return method._replace(serves=("learned_alpha",) if gates else ())
-
-
-def _send_classifier(model: Any) -> Finish:
-    """Returns the last act: send the classifier in the client's row, and a mask of that row."""
-
+    # Sends the classifier in the client's row, and a mask of that row.
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         classifier = _classifier(model, complete(received.with_frozen(trained.variables)))
         like, who = received.server, received.client
@@ -98,7 +85,25 @@ def _send_classifier(model: Any) -> Finish:
         message["sent"] = in_row(who, jnp.zeros(len(like["kernel"]), like["kernel"].dtype), 1)
         return trained.variables, received.memory, message
 
-    return finish
+    # A shared classifier would be a mean, which differs from the classifiers in the messages.
+    def all_but_classifier(variables: Variables) -> PyTree:
+        path = ("params", *classifier_path("copa", model, variables))
+
+        def is_shared(leaf: Any, shared: bool) -> bool:
+            return shared and path_names(leaf)[:-1] != path
+
+        return jax.tree.map_with_path(is_shared, share(variables))
+
+    method = exchanging(
+        minimizing(objective, keep_gates(optimizer) if gates else optimizer),
+        "sent",
+        lambda variables, k: stack(_classifier(model, variables), k),
+        finish=finish,
+        share=all_but_classifier,
+        start=start,
+        **{"statistics": rule} | federate_options,
+    )
+    return method._replace(serves=("learned_alpha",) if gates else ())
 
 
 def _classifier(model: Any, variables: Variables, tree: PyTree = None) -> PyTree:
@@ -107,16 +112,3 @@ def _classifier(model: Any, variables: Variables, tree: PyTree = None) -> PyTree
     for name in classifier_path("copa", model, variables):
         layer = layer[name]
     return {name: layer[name] for name in ("kernel", "bias") if name in layer}
-
-
-def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
-    # A shared classifier would be a mean, which differs from the classifiers in the messages.
-    def rule(variables: Variables) -> PyTree:
-        path = ("params", *classifier_path("copa", model, variables))
-
-        def is_shared(leaf: Any, shared: bool) -> bool:
-            return shared and path_names(leaf)[:-1] != path
-
-        return jax.tree.map_with_path(is_shared, share(variables))
-
-    return rule

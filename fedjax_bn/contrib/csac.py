@@ -11,21 +11,15 @@ import optax
 from fedjax_bn.aggregation import Weighing, WeighingRule, by_divergence
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import (
-    affine,
-    changing_outputs,
-    draw_dense,
-    kernel,
-    squared_distances,
-    stages_of,
-)
+from fedjax_bn.contrib.parts import affine, draw_dense, kernel, squared_distances, stages_of
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.sharing import PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
@@ -96,7 +90,7 @@ def csac(  # type: ignore[misc] # its own default
 
     objective = calibrated_objective(learned, calibration)
     return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
+        minimizing(objective, optimizer, trained),
         # A placeholder, replaced at the end of the client's first round, before it counts.
         memory=lambda shared, personal: {
             "model": without(join(shared, personal), COLLECTION),

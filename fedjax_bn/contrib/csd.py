@@ -9,11 +9,11 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, Views, bounded
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy, Classify, require_linear, sizes_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 
 SPECIFIC, OWN = "specific", "domain"  # collections: shared by all clients, and each client's own
@@ -49,7 +49,6 @@ def csd(
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
     """
     learned, federate_options = learning(model, classifier="csd", **options)
-    trained = ("params", SPECIFIC, OWN)
     objective = decomposed_objective(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -68,12 +67,8 @@ def csd(
         }
         return {SPECIFIC: layers, OWN: {"weights": 1e-4 * draw(3, directions)}} | variables
 
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = minimizing(objective, optimizer, ("params", SPECIFIC, OWN))
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def decomposed_objective(learned: Learning, specific: float, penalty: float) -> Objective:

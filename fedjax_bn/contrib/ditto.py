@@ -8,17 +8,9 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    Gradient,
-    Grads,
-    LocalStep,
-    differentiate,
-    gradient_step,
-    in_turn,
-)
+from fedjax_bn.local_step import Batch, Grads, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
 
@@ -44,29 +36,22 @@ def ditto(
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
-    personal_step = gradient_step(_pulled(gradient, weight), optimizer)
-    # Two steps in turn on one batch, each with an optimizer state of its own.
-    return method_of(
-        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=lambda key, variables: with_own_model(variables),
-        **federate_options,
-    )
-
-
-def _pulled(gradient: Gradient, weight: float) -> Gradient:
-    """Returns the gradient plus weight (v - w)."""
 
     def pulled(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         # w is the received model, which stays the same in all steps of a round.
         start = join(received.shared, received.personal)["params"]
-        params = jax.tree.map(
-            lambda g, v, w: g + weight * (v - w), gradients["params"], variables["params"], start
-        )
-        return {"params": params}, reported
+        trees = gradients["params"], variables["params"], start
+        return {"params": jax.tree.map(lambda g, v, w: g + weight * (v - w), *trees)}, reported
 
-    return pulled
+    # Two steps in turn on one batch, each with an optimizer state of its own.
+    personal_step = _of_own(gradient_step(pulled, optimizer))
+    return method_of(
+        in_turn(of_shared(gradient_step(gradient, optimizer)), personal_step),
+        keeps=OWN,
+        start=lambda key, variables: with_own_model(variables),
+        **federate_options,
+    )
 
 
 def _of_own(step: LocalStep) -> LocalStep:

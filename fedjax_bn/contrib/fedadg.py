@@ -11,19 +11,11 @@ from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    LocalStep,
-    Objective,
-    Value,
-    differentiate,
-    gradient_step,
-    in_turn,
-)
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, in_turn, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.forward import Output
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
@@ -97,21 +89,18 @@ def fedadg(
         value = masked_mean(gaps, batch["valid"])
         return value, (value, {})
 
-    def step_of(objective: Objective, collection: str) -> LocalStep:
-        return gradient_step(differentiate(objective, (collection,)), optimizer, (collection,))
-
     def start(key: jax.Array, variables: Variables) -> Variables:
         widths, key = (hidden, projection, judging), stream(key, "generator and judge")
         return _start(key, sizes_of(model, variables), *widths) | variables
 
     return method_of(
         in_turn(
-            step_of(pulled_to_discriminator(learned, share_of_loss), "params"),
-            _unless_alone(step_of(discriminating, DISCRIMINATOR)),
-            _unless_alone(step_of(generating, GENERATOR)),
+            minimizing(pulled_to_discriminator(learned, share_of_loss), optimizer),
+            _unless_alone(minimizing(discriminating, optimizer, (DISCRIMINATOR,))),
+            _unless_alone(minimizing(generating, optimizer, (GENERATOR,))),
         ),
         around=lambda client: _announcing(client, alone),
-        share=keeping(federate_options.pop("share", everything), DISCRIMINATOR),
+        keeps=DISCRIMINATOR,
         start=start,
         **federate_options,
     )

@@ -13,10 +13,10 @@ from fedjax_bn.contrib.parts import of_shared, with_model, with_own_model
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, LocalStep, Objective, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import only_head
-from fedjax_bn.sharing import OWN, PyTree, Variables, at, everything, keeping, split, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, at, split, without
 from fedjax_bn.state import Received
 
 
@@ -61,12 +61,8 @@ def fedala(
 
     train, epochs = options.get("train") or run_steps, options.get("local_epochs", 1)
     federate_options["train"] = _weighed_first(train, objective, rate, epochs)
-    return method_of(
-        of_shared(gradient_step(differentiate(objective), optimizer)),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = of_shared(minimizing(objective, optimizer))
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def _weighed(variables: Variables, weights: PyTree) -> Variables:

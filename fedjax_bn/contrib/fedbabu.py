@@ -13,7 +13,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
-from fedjax_bn.sharing import OWN, PyTree, SharingRule, Variables, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, SharingRule, Variables, without
 from fedjax_bn.state import Received
 
 
@@ -56,7 +56,8 @@ def fedbabu(  # type: ignore[misc] # its own default
     federate_options["train"] = tuned_beside
     return method_of(
         of_shared(step_of_part(objective, optimizer, personal=False)),
-        share=keeping(share or all_but_head(model), OWN),
+        share=share or all_but_head(model),
+        keeps=OWN,
         start=lambda key, variables: with_own_model(variables),
         **federate_options,
     )

@@ -9,17 +9,17 @@ import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, SamplesOr0, between, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
-from fedjax_bn.contrib.parts import changing_outputs, exchanging, in_row, require_images
+from fedjax_bn.contrib.parts import exchanging, in_row, require_images
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.segmentation import regions_of
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.cpu import max_pool
 from fedjax_bn.models.cpu.convolution import differentiated_twice
-from fedjax_bn.normalization.calls import network_name
+from fedjax_bn.normalization.calls import changing_outputs, network_name
 from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -95,7 +95,7 @@ def feddg(
         return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
 
     method = exchanging(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         "known",
         no_amplitudes,
         memory=lambda shared, personal: jnp.zeros((), bool),

@@ -11,9 +11,10 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, Weighing
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
+from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.sharing import PyTree, Variables, join, split_like
+from fedjax_bn.methods.scaffold import no_changes, over_shared
+from fedjax_bn.sharing import PyTree, Variables, split_like
 from fedjax_bn.state import Received
 
 
@@ -47,29 +48,16 @@ def feddyn(  # type: ignore[misc] # its own default
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
 
-    def no_changes(shared: PyTree, personal: PyTree) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, shared["params"])
+    # The client's memory is d_k = -g_k / alpha.
+    def regularized(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
+        trees = gradients, params, received.shared["params"], received.memory
+        return jax.tree.map(lambda g, w, x, d: g + alpha * (w - x + d), *trees)
 
     if alpha:
-        gradient = _regularized(gradient, alpha)
+        gradient = over_shared(gradient, regularized)
         server = ServerUpdate(lambda *start: ServerState(kept=no_changes(*start)), _add_changes)
         federate_options |= {"memory": no_changes, "finish": _add_change, "server": server}
     return method_of(gradient_step(gradient, optimizer), weigh=weigh, **federate_options)
-
-
-def _regularized(gradient: Gradient, alpha: float) -> Gradient:
-    """Returns g + alpha (w - x + d_k); the client's memory is d_k = -g_k / alpha."""
-
-    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
-        gradients, reported = gradient(variables, batch, received, key)
-        start = received.shared["params"]
-        params, _ = split_like(variables["params"], start)
-        shared, personal = split_like(gradients["params"], start)
-        trees = shared, params, start, received.memory
-        shared = jax.tree.map(lambda g, w, x, d: g + alpha * (w - x + d), *trees)
-        return gradients | {"params": join(shared, personal)}, reported
-
-    return wrapped
 
 
 def _add_change(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
@@ -85,7 +73,6 @@ def _add_changes(
 ) -> tuple[PyTree, ServerState]:
     """Returns x' = mean + d with d = -h / alpha, the mean of all clients' d_k."""
     mean, share = aggregate.mean["params"], aggregate.share
-
     trees = state.kept, mean, shared["params"]
     changes = jax.tree.map(lambda d, y, x: d + (y - x) * share.astype(d.dtype), *trees)
     params = jax.tree.map(jnp.add, mean, changes)

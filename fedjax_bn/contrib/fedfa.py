@@ -12,24 +12,22 @@ import optax
 from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
+from fedjax_bn.contrib.parts import STAGES, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
+from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 
 COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
 _EPSILON = 1e-6  # added to variances, as in the authors' code
 # Where stages of a residual and of a densely connected network end.
-_ENDS = (
-    ("layer1", "layer2", "layer3", "layer4"),
-    ("transition1/conv", "transition2/conv", "transition3/conv"),
-)
+_ENDS = ((*STAGES[0], "layer4"), STAGES[1])
 
 
 @bounded
@@ -110,14 +108,14 @@ def fedfa(
         return value, (loss, {**moved, COLLECTION: {**tracked, **seen}})
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         finish=_send_changes,
         server=averaging(
             lambda shared, personal: jax.tree.map(jnp.ones_like, shared[COLLECTION]),
             _variances_over_clients,
             equal_messages,
         ),
-        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
+        travels=COLLECTION,
         start=start,
         **federate_options,
     )

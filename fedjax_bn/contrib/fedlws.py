@@ -50,10 +50,8 @@ def layer_shrinking(
 
         deviations = jax.lax.map(deviation, (stacked["params"], counts))
         received = jax.tree.map(wide, start["params"])
-        sizes, moves = (
-            _norms(received),
-            _norms(jax.tree.map(jnp.subtract, mean["params"], received)),
-        )
+        sizes = _norms(received)
+        moves = _norms(jax.tree.map(jnp.subtract, mean["params"], received))
 
         def shrunk(path: tuple, leaf: jax.Array) -> jax.Array:
             layer = path_names(path[:-1])

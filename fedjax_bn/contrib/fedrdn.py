@@ -15,11 +15,11 @@ from fedjax_bn.engine.batches import blank_padding, first_epoch
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
-from fedjax_bn.sharing import MEASURED, PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import MEASURED, PyTree, Variables, without
 from fedjax_bn.state import Received, stack
 
 _LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
@@ -70,12 +70,11 @@ def fedrdn(
         return loss, (loss, out.moved)
 
     method = exchanging(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         "count",
         lambda variables, k: stack(_nothing(channels, parameter_dtype(variables)), k),
         around=lambda client: _measuring(client, learned, options.get("load") or look_up),
-        # Personal whatever `share` is.
-        share=keeping(federate_options.pop("share", everything), MEASURED),
+        keeps=MEASURED,
         start=start,
         **federate_options,
     )

@@ -11,7 +11,7 @@ from fedjax_bn.client import Load, Trained, run_steps
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, join, split_like
@@ -94,7 +94,7 @@ def step_of_part(
         params = join(moving, jax.lax.stop_gradient(still))
         return objective({**variables, "params": params}, batch, received, key)
 
-    step = gradient_step(differentiate(of_part), optimizer)
+    step = minimizing(of_part, optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array

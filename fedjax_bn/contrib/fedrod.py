@@ -9,19 +9,10 @@ import optax
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Load, Trained, run_steps
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, LocalStep, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import classifier_path, only_head, require_linear
-from fedjax_bn.sharing import (
-    OWN,
-    PyTree,
-    Variables,
-    everything,
-    keeping,
-    path_names,
-    split,
-    without,
-)
+from fedjax_bn.sharing import OWN, PyTree, Variables, path_names, split, without
 from fedjax_bn.state import Received
 
 
@@ -45,7 +36,7 @@ def fedrod(
       model: images -> outputs, whose classifier, see `models.classifier`, must be one layer.
     """
     learned, federate_options = learning(model, last_layer="fedrod", **options)
-    task, stop, trained = learned.task, jax.lax.stop_gradient, ("params", OWN)
+    task, stop = learned.task, jax.lax.stop_gradient
     train = options.get("train") or run_steps
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -84,12 +75,8 @@ def fedrod(
 
     if task.classifies:
         federate_options["train"] = counting_classes
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(federate_options.pop("share", everything), OWN),
-        start=start,
-        **federate_options,
-    )
+    step = minimizing(objective, optimizer, ("params", OWN))
+    return method_of(step, keeps=OWN, start=start, **federate_options)
 
 
 def _head(variables: Variables) -> dict[str, jax.Array]:

@@ -10,11 +10,11 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.contrib.parts import affine, draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy, Classify, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
@@ -74,12 +74,8 @@ def fedsr(
         reference = {"mean": 0 * ones, "spread": ones, "scale": jnp.ones((), dtype)}
         return {LATENT: latent} | ({REFERENCE: reference} if cmi else {}) | variables
 
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(federate_options.pop("share", everything), REFERENCE),
-        start=start,
-        **federate_options,
-    )
+    step = minimizing(objective, optimizer, trained)
+    return method_of(step, keeps=REFERENCE, start=start, **federate_options)
 
 
 def simple_representation_objective(learned: Learning, l2r: float, cmi: float) -> Objective:

@@ -7,7 +7,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import differentiate, gradient_step
+from fedjax_bn.local_step import minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.sharing import Variables, batch_norm_paths
 
@@ -47,5 +47,5 @@ def fedwon(
 
     # The clipping lies in the optimizer, so that all else is FedAvg.
     learned, federate_options = learning(model, **options)
-    step = gradient_step(differentiate(supervised(learned)), optimizer)
+    step = minimizing(supervised(learned), optimizer)
     return method_of(step, start=start, **federate_options)

@@ -8,8 +8,9 @@ import optax
 
 from fedjax_bn.arguments.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
+from fedjax_bn.local_step import Batch, Value, minimizing
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -43,7 +44,7 @@ def fixbn(
         return supervised(learned, rule)(variables, batch, received, key)
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         start=lambda key, variables: require_batch_norm("fixbn", variables),
         **federate_options,
     )

@@ -5,27 +5,18 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
+from fedjax_bn.local_step import Batch, Value, minimizing
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.normalization.calls import Call, intercepting
+from fedjax_bn.normalization.calls import Call, intercepting, require_batch_norm
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import (
-    STATISTICS,
-    PyTree,
-    SharingRule,
-    Variables,
-    all_but_batch_norm,
-    batch_norm_paths,
-    complete,
-    join,
-    keeping,
-)
+from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, complete, join
 from fedjax_bn.state import Received
 
 COLLECTION = "instance_norms"  # path of a batch norm -> {"scale", "bias" f[C], "scores" f[2]}
@@ -60,7 +51,6 @@ def gperxan(  # type: ignore[misc] # its own default
       share: the sharing rule of the model's own collections.
     """
     learned, federate_options = learning(model, classifier="gperxan", **options)
-    trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         # The variables last: a collection that they bring wins over a fresh one.
@@ -78,28 +68,21 @@ def gperxan(  # type: ignore[misc] # its own default
             logits += head["bias"].astype(logits.dtype)
         return loss + weight * learned.loss(logits, batch), (loss, out.moved)
 
-    return method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(share, COLLECTION, shared=True),
-        start=start,
-        **federate_options,
-    )
+    step = minimizing(objective, optimizer, ("params", COLLECTION))
+    return method_of(step, share=share, travels=COLLECTION, start=start, **federate_options)
 
 
-def _norms(variables: Variables) -> PyTree:
+def _norms(variables: Variables) -> Variables:
     """Returns the instance norms and scores before training, for every batch norm."""
     norms = {}
-    for path in sorted(batch_norm_paths(variables)):
-        layer = variables[STATISTICS]
-        for name in path:
-            layer = layer[name]
-        ones = jnp.ones_like(layer["mean"])
-        scores = jnp.ones(2, ones.dtype)
-        norms["/".join(path)] = {"scale": ones, "bias": jnp.zeros_like(ones), "scores": scores}
+    for (*path, name), leaf in flatten_dict(variables[STATISTICS]).items():
+        if name == "mean":
+            ones, scores = jnp.ones_like(leaf), jnp.ones(2, leaf.dtype)
+            norms["/".join(path)] = {"scale": ones, "bias": jnp.zeros_like(ones), "scores": scores}
     return norms
 
 
-def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
 
     def add(function: Any, call: Call, args: tuple, kwargs: dict) -> jax.Array:

@@ -6,16 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import (
-    Aggregate,
-    ServerState,
-    ServerUpdate,
-    Weighing,
-    WeighingRule,
-    averaging,
-    equal_messages,
-    uniform,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.contrib.fedsam import sharpness_aware
@@ -25,8 +17,9 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
+from fedjax_bn.methods.scaffold import add_messages
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import PyTree, Variables, everything, keeping
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
 
 COLLECTION = "amplitude"  # {"mean": f[C]}
@@ -39,7 +32,7 @@ def harmofl(  # type: ignore[misc] # its own default
     *,
     rho: AtLeast0 = 0.05,
     channels: Channels = 3,
-    weigh: WeighingRule | Weighing | None = uniform,
+    weigh: WeighingRule | Weighing | None = aggregation.uniform,
     **options: Unpack[Options],
 ) -> FederatedMethod:
     r"""FedSAM on images that all have the federation's mean, in training and at test.
@@ -76,10 +69,9 @@ def harmofl(  # type: ignore[misc] # its own default
     return method_of(
         gradient_step(sharpness_aware(differentiate(supervised(learned)), rho), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
-        server=_averaging_means(federate_options.pop("server", None) or averaging()),
+        server=_averaging_means(federate_options.pop("server", None) or aggregation.averaging()),
         around=lambda client: _measuring(client, learned, load),
-        # Shared whatever `share` is, because the server sets it.
-        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
+        travels=COLLECTION,  # because the server sets it
         weigh=weigh,
         start=start,
         **federate_options,
@@ -143,12 +135,7 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
-        share = aggregate.share
-
-        def add(total: jax.Array, d: jax.Array) -> jax.Array:
-            return total + (d * share.astype(d.dtype)).astype(total.dtype)
-
-        means = jax.tree.map(add, state.sent, aggregate.message)
+        means = add_messages(state.sent, aggregate)
         # The method's own step comes first, because it averages the collection like any leaf; its
         # result is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
@@ -156,4 +143,4 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
         mean = jnp.where(any_sent, means.total / jnp.where(any_sent, means.known, 1), 0)
         return {**shared, COLLECTION: {"mean": mean}}, ServerState(sent=means, kept=inner)
 
-    return ServerUpdate(init, update, message_weight=equal_messages)
+    return ServerUpdate(init, update, message_weight=aggregation.equal_messages)

@@ -12,18 +12,12 @@ from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    Learning,
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.local_step import Batch, minimizing
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
-from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, everything, join, without
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, everything, join, without
 from fedjax_bn.state import Received
 
 
@@ -74,10 +68,15 @@ def hbn(
         params = jax.tree.map_with_path(start_at_0, with_gates(variables)["params"])
         return {**variables, "params": params}
 
+    share = federate_options.pop("share", everything)
+
+    def is_shared(path: Any, shared: bool) -> bool:
+        return shared and path[-1].key != GATE
+
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
-        share=_keeping_shares(federate_options.pop("share", everything)),
+        share=lambda variables: jax.tree.map_with_path(is_shared, share(variables)),
         server=_moving_statistics(momentum),
         start=start,
         **federate_options,
@@ -156,10 +155,3 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
         return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], message)}, state
 
     return ServerUpdate(averaging().init, update, message_weight=messages_by_size)
-
-
-def _keeping_shares(share: SharingRule) -> SharingRule:
-    def is_shared(path: Any, shared: bool) -> bool:
-        return shared and path[-1].key != GATE
-
-    return lambda variables: jax.tree.map_with_path(is_shared, share(variables))

@@ -11,7 +11,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, between, bounded
 from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.sharing import Variables, without
@@ -49,7 +49,6 @@ def jigen(
       permutations: their number P, from 1 to 71; 30 in the authors' scripts.
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
-    trained = ("params", COLLECTION)
     # Row 0 is the whole image, so its label is an order like all others.
     table = distant_orders(permutations)
 
@@ -70,7 +69,7 @@ def jigen(
         head = draw_dense(key, sizes.features, permutations + 1, sizes.dtype)
         return {COLLECTION: head} | variables
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, ("params", COLLECTION))
     return method_of(step, start=start, **federate_options)
 
 

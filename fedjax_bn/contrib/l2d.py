@@ -11,7 +11,7 @@ from fedjax_bn.contrib.parts import affine, draw_dense, kernel, require_images, 
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step, in_turn
+from fedjax_bn.local_step import Batch, Objective, Value, in_turn, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models import cpu
 from fedjax_bn.models.classifier import sizes_of
@@ -76,9 +76,8 @@ def l2d(
       channels: C of the images that the model reads.
     """
     learned, federate_options = learning(model, classifier="l2d", **options)
-    trained = ("params", LIKELIHOOD)
     goal = diversified_objective(learned, share_of_style, contrast, likelihood)
-    step = gradient_step(differentiate(goal, trained), optimizer, trained)
+    step = minimizing(goal, optimizer, ("params", LIKELIHOOD))
 
     def styling(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         _, out = _both(learned, variables, batch, key, share_of_style, None)
@@ -90,8 +89,7 @@ def l2d(
     # Without a style x' is x, and nothing would move the stylist.
     if share_of_style:
         # The stylist's step uses the features of the model after its step.
-        second = gradient_step(differentiate(styling, (STYLIST,)), optax.sgd(rate), (STYLIST,))
-        step = in_turn(step, second)
+        step = in_turn(step, minimizing(styling, optax.sgd(rate), (STYLIST,)))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         stylist_key, layers_key = jax.random.split(stream(key, "stylist"))

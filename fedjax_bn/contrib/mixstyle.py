@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
-from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
+from fedjax_bn.contrib.parts import STAGES, require_maps, stages_of
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.normalization.calls import changing_outputs, spatial_layers
 from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 
@@ -76,7 +76,7 @@ def mixstyle(
         require_maps("mixstyle", places, mixed_places)
         return value
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)
 
 
 def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
@@ -98,7 +98,7 @@ def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax
 
 def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
-    ends: list[tuple[str, ...]] = [("layer1", "layer2", "layer3")]
+    ends: list[tuple[str, ...]] = [STAGES[0]]
     if not names and batch_norm_paths(variables):
         ends.append(tuple(spatial_layers(model, variables, images))[:2])
     return tuple(stages_of("mixstyle", variables, names, ends))

@@ -6,7 +6,6 @@ an unseen client, which receives zeros, predicts with the shared model.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -18,17 +17,14 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.methods.learning import method_of
-from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.sharing import FROZEN, OWN, STATISTICS, PyTree, Variables, path_names, without
 from fedjax_bn.state import Received
 
 # Where the first stages of a residual and of a densely connected network end.
-_STAGES = (
+STAGES = (
     ("layer1", "layer2", "layer3"),
     ("transition1/conv", "transition2/conv", "transition3/conv"),
 )
-# change(name, output f[B, ..., C]) -> output
-Change = Callable[[str, jax.Array], jax.Array]
 
 
 def draw_dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
@@ -47,7 +43,7 @@ def affine(layer: PyTree, x: jax.Array) -> jax.Array:
 
 
 def stages_of(
-    method: str, variables: Variables, names: str = "", ends: Sequence[tuple[str, ...]] = _STAGES
+    method: str, variables: Variables, names: str = "", ends: Sequence[tuple[str, ...]] = STAGES
 ) -> dict[str, int]:
     """Returns path -> channels of the modules that `names` means, without computing anything.
 
@@ -94,16 +90,6 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
         if name in leaves:
             channels["/".join(module)] = leaf.shape[-1]
     return channels
-
-
-def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
-    """Returns a context in which `change(name, output f[B, ..., C])` replaces modules' outputs."""
-
-    def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output, name = function(*args, **kwargs), "/".join(call.path)
-        return change(name, output) if call.method == "__call__" and name in places else output
-
-    return intercepting(changed)
 
 
 def require_maps(method: str, places: Collection[str], seen: Collection[str]) -> None:

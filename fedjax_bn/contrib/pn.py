@@ -9,8 +9,9 @@ import optax
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
-from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.normalization import running_statistics
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.sharing import STATISTICS, PyTree, Variables, path_names
 from fedjax_bn.state import Received
 

@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.engine import perturb
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -68,7 +68,7 @@ def randconv(
             value += consistency * masked_mean(disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)
 
 
 def disagreement(logits: jax.Array) -> jax.Array:

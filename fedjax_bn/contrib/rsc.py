@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy
 from fedjax_bn.models.forward import forward
@@ -44,7 +44,7 @@ def rsc(
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)
 
 
 def self_challenging_objective(learned: Learning, features: float, share: float) -> Objective:
@@ -60,33 +60,24 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
             replaced = ClassifiedBy(learned.model, lambda classify, features: classify(muted))
             return forward(replaced, variables, images, **options).outputs
 
+        def of_label(values: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(values, batch["label"][:, None], axis=-1)[:, 0]
+
         # The mask is chosen at fixed features, so that no gradient passes through the choice.
-        fixed, label = jax.lax.stop_gradient(out.features), batch["label"]
-        mask = _muted_mask(classify, fixed, out.outputs, label, valid, features, share)
+        fixed = jax.lax.stop_gradient(out.features)
+        gradient = jax.grad(lambda f: of_label(classify(f)).sum())(fixed)
+        # By rank and not by a percentile, by which ties would mute more than the fraction.
+        keep = (_rank(gradient) >= int(features * fixed.shape[-1])).astype(fixed.dtype)
+        before, after = (of_label(jax.nn.softmax(x)) for x in (out.outputs, classify(fixed * keep)))
+        falls = jnp.where(valid, before - after, -jnp.inf)
+        count = jnp.floor(share * valid.sum(dtype=falls.dtype))
+        chosen = valid & (_rank(falls).astype(count.dtype) < count)
+        mask = jnp.where(chosen[:, None], keep, 1)
         muted = out.features * jax.lax.stop_gradient(mask)
         loss = learned.loss(classify(muted), batch)
         return loss, (loss, out.moved)
 
     return objective
-
-
-def _muted_mask(
-    classify: Any, features: jax.Array, logits: jax.Array, label: jax.Array, valid: jax.Array,
-    muted: float, share: float,
-) -> jax.Array:  # fmt: skip
-    """Returns the mask f[B, F] of zeros and ones; `muted` and `share` are fractions."""
-
-    def of_label(values: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]
-
-    gradient = jax.grad(lambda f: of_label(classify(f)).sum())(features)
-    # By rank and not by a percentile, by which ties would mute more than the fraction.
-    keep = (_rank(gradient) >= int(muted * features.shape[-1])).astype(features.dtype)
-    before, after = (of_label(jax.nn.softmax(x)) for x in (logits, classify(features * keep)))
-    falls = jnp.where(valid, before - after, -jnp.inf)
-    count = jnp.floor(share * valid.sum(dtype=falls.dtype))
-    chosen = valid & (_rank(falls).astype(count.dtype) < count)
-    return jnp.where(chosen[:, None], keep, 1)
 
 
 def _rank(values: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, minimizing
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.normalization.layer import moments
@@ -52,7 +52,6 @@ def selfreg(
       beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
     """
     learned, federate_options = learning(model, classifier="selfreg", **options)
-    trained = ("params", COLLECTION)
     objective = self_regularized_objective(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -66,7 +65,7 @@ def selfreg(
             layers[f"layer{i + 1}"] = dense | norm
         return {COLLECTION: layers} | variables
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, ("params", COLLECTION))
     return method_of(step, start=start, **federate_options)
 
 

@@ -8,7 +8,7 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import ClassifiedBy, Classify
 from fedjax_bn.sharing import Variables
@@ -52,4 +52,4 @@ def sfa(
         loss, out = noisy.trained(variables, images, batch, key)
         return loss, (loss, out.moved)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
+    return method_of(minimizing(objective, optimizer), **federate_options)

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import changing_outputs, draw_dense, require_maps, stages_of
+from fedjax_bn.contrib.parts import draw_dense, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.classifier import entropy, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
+from fedjax_bn.normalization.calls import changing_outputs
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import PyTree, Variables, without
@@ -66,7 +67,6 @@ def snr(
         transitions; all batch norms that see maps.
     """
     learned, federate_options = learning(model, classifier="snr", **options)
-    trained = ("params", COLLECTION, HEADS)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
@@ -90,7 +90,7 @@ def snr(
         terms = head_losses(means, heads, label, valid, lambda x, *_: learned.loss(x, batch))
         return loss + weight * terms.astype(loss.dtype), (loss, out.moved)
 
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    step = minimizing(objective, optimizer, ("params", COLLECTION, HEADS))
     return method_of(step, start=start, **federate_options)
 
 
@@ -102,11 +102,6 @@ def head_losses(
 
     `means` has for each place those of n, x+ and x- over positions, f[3, B, C].
     """
-
-    def entropy(logits: jax.Array) -> jax.Array:
-        logs = jax.nn.log_softmax(logits)
-        return -(jnp.exp(logs) * logs).sum(-1)
-
     total: Any = 0.0
     last_logits: Any = None
     for name, place_means in means.items():

@@ -6,7 +6,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import differentiate, gradient_step
+from fedjax_bn.local_step import minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 
 
@@ -25,6 +25,4 @@ def fedavg(
         `mesh` and `statistics`.
     """
     learned, federate_options = learning(model, **options)
-    return method_of(
-        gradient_step(differentiate(supervised(learned)), optimizer), **federate_options
-    )
+    return method_of(minimizing(supervised(learned), optimizer), **federate_options)

@@ -19,7 +19,7 @@ from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.feature_masks import COLLECTION, Masks, with_masks
-from fedjax_bn.sharing import PyTree, Variables, everything, join, keeping
+from fedjax_bn.sharing import PyTree, Variables, join
 from fedjax_bn.state import Received
 
 
@@ -94,15 +94,18 @@ def fedcd(  # type: ignore[misc] # its own default
     def within(masks: Masks) -> Masks:
         return jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks) if bounds else masks
 
+    def renewed(sent: Alignment, aggregate: Aggregate) -> Alignment:
+        return Alignment(aggregate.message, sent.rounds + 1)
+
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation, but each collection has its own state, even with the same optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     by_collection = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
         _masked_step(gradient, by_collection, within),
-        share=keeping(federate_options.pop("share", everything), COLLECTION),
+        keeps=COLLECTION,
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging(_no_gradient, _renew_gradient, aggregation.messages_by_size),
+        server=averaging(_no_gradient, renewed, aggregation.messages_by_size),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
         **federate_options,
@@ -166,10 +169,6 @@ def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyT
     count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
-
-
-def _renew_gradient(sent: Alignment, aggregate: Aggregate) -> Alignment:
-    return Alignment(aggregate.message, sent.rounds + 1)
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:

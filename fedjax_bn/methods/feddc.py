@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.client import Finish, Train, Trained, run_steps
+from fedjax_bn.client import Trained, run_steps
 from fedjax_bn.engine.optimizers import check_fresh
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.scaffold import keeping_variates
+from fedjax_bn.methods.scaffold import keeping_variates, over_shared
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -55,49 +55,25 @@ def feddc(
     """
     check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)
-    federate_options["train"] = _pulled(alpha, federate_options.get("train") or run_steps)
+    train = federate_options.pop("train", None) or run_steps
     variates = keeping_variates(optimizer)
-    zeros = variates["memory"]
-    return method_of(
-        gradient_step(_penalized(differentiate(supervised(learned)), alpha), optimizer),
-        server=variates["server"],
-        memory=lambda *start: _Drift(zeros(*start), zeros(*start)),
-        finish=_renew_drift(variates["finish"]),
-        **federate_options,
-    )
+    zeros, renew_variate = variates["memory"], variates["finish"]
 
-
-def _pulled(alpha: float, train: Train) -> Train:
-    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`."""
-
-    # The same in all steps of a round, so that a step reads one tree instead of four.
-    def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
+    # Its steps read alpha (h_k - x) + c - c_k as `received.memory`, the same in all steps of a
+    # round, so that a step reads one tree instead of four.
+    def pulled(step: LocalStep, received: Received, *arguments: Any) -> Trained:
         memory, start = received.memory, received.shared["params"]
         trees = memory.drift, start, received.server, memory.variate
         pull = jax.tree.map(lambda h, x, c, c_k: alpha * (h - x) + (c - c_k), *trees)
         return train(step, received._replace(memory=pull), *arguments)
 
-    return trained
-
-
-def _penalized(gradient: Gradient, alpha: float) -> Gradient:
-    """Returns g + alpha (w + h_k - x) - c_k + c over shared parameters; memory is `_pulled`'s."""
-
-    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
-        gradients, reported = gradient(variables, batch, received, key)
-        pull = received.memory
-        params, _ = split_like(variables["params"], pull)
-        shared, personal = split_like(gradients["params"], pull)
+    # g + alpha (w + h_k - x) - c_k + c
+    def penalized(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
         # The pull contains h_k - x and c - c_k already; only w changes from step to step.
-        shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, params, pull)
-        return gradients | {"params": join(shared, personal)}, reported
+        trees = gradients, params, received.memory
+        return jax.tree.map(lambda g, w, p: g + (alpha * w + p), *trees)
 
-    return wrapped
-
-
-def _renew_drift(renew_variate: Finish) -> Finish:
-    """Returns the last act: keep h_k' and c_k', upload y_k + h_k' and send c_k' - c_k."""
-
+    # Keeps h_k' and c_k', uploads y_k + h_k' and sends c_k' - c_k.
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         before, start = received.memory, received.shared["params"]
         received = received._replace(memory=before.variate)
@@ -108,4 +84,12 @@ def _renew_drift(renew_variate: Finish) -> Finish:
         params = join(jax.tree.map(jnp.add, end, drift), personal)
         return {**variables, "params": params}, _Drift(drift, variate), message
 
-    return finish
+    gradient = over_shared(differentiate(supervised(learned)), penalized)
+    return method_of(
+        gradient_step(gradient, optimizer),
+        server=variates["server"],
+        memory=lambda *start: _Drift(zeros(*start), zeros(*start)),
+        train=pulled,
+        finish=finish,
+        **federate_options,
+    )

@@ -12,28 +12,14 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    LocalStep,
-    Objective,
-    Value,
-    differentiate,
-    gradient_step,
-    in_turn,
-)
-from fedjax_bn.methods.learning import (
-    Learning,
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, in_turn, minimizing
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of, supervised
 from fedjax_bn.models.classifier import readable_images
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
+from fedjax_bn.normalization.calls import require_batch_norm
 from fedjax_bn.normalization.mixig import Mixing, choose_mixing, mixed_statistics
 from fedjax_bn.sharing import STATISTICS, PyTree, SharingRule, Variables, all_but_batch_norm, join
 from fedjax_bn.state import Received
@@ -95,7 +81,7 @@ def fedig(  # type: ignore[misc] # its own default
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
     objective = client_agnostic_objective(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
-    step = gradient_step(differentiate(objective), optimizer)
+    step = minimizing(objective, optimizer)
     if adapter:
         # The adapter's step reads the weights that the main network's step has just moved.
         step = in_turn(step, _adapter_step(learned, optimizer))
@@ -220,4 +206,4 @@ def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) ->
         value = learned.loss(out.outputs, batch)
         return value, (value, {})
 
-    return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
+    return minimizing(loss, optimizer, (COLLECTION,))

@@ -8,10 +8,10 @@ import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
 from fedjax_bn.arguments.ranges import bounded
-from fedjax_bn.client import Finish, Trained
+from fedjax_bn.client import Trained
 from fedjax_bn.engine.optimizers import check_fresh, for_each, response
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import differentiate, gradient_step
+from fedjax_bn.local_step import minimizing
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
@@ -36,17 +36,8 @@ def fednova(
     """
     check_fresh("fednova", optimizer, options)
     learned, federate_options = learning(model, **options)
-    return method_of(
-        gradient_step(differentiate(supervised(learned)), optimizer),
-        server=_normalized_averaging(),
-        finish=_upload_direction(optimizer),
-        **federate_options,
-    )
 
-
-def _upload_direction(optimizer: optax.GradientTransformation) -> Finish:
-    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k."""
-
+    # Uploads (y_k - x) / a_k as the client's parameters, and sends a_k.
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         most_steps, dtype = trained.counts.shape[0], jnp.result_type(float)
         work = response(optimizer, trained.steps, most_steps, dtype, received)
@@ -64,22 +55,21 @@ def _upload_direction(optimizer: optax.GradientTransformation) -> Finish:
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
         return uploaded, received.memory, sent
 
-    return finish
+    return method_of(
+        minimizing(supervised(learned), optimizer),
+        server=ServerUpdate(lambda shared, personal: ServerState(), _move),
+        finish=finish,
+        **federate_options,
+    )
 
 
-def _normalized_averaging() -> ServerUpdate:
-    """Returns the step x + tau_eff * mean direction (Eq. 6); it averages running statistics."""
+def _move(shared: PyTree, aggregate: Aggregate, state: ServerState) -> tuple[PyTree, ServerState]:
+    """Returns x + tau_eff * mean direction (Eq. 6), and the mean running statistics."""
+    # The messages a_k are weighted like the models, so their sum is tau_eff.
+    effective = for_each(aggregate.message, shared["params"])
 
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
-        # The messages a_k are weighted like the models, so their sum is tau_eff.
-        effective = for_each(aggregate.message, shared["params"])
+    def step(x: jax.Array, d: jax.Array, tau: jax.Array) -> jax.Array:
+        return x + tau.astype(x.dtype) * d
 
-        def step(x: jax.Array, d: jax.Array, tau: jax.Array) -> jax.Array:
-            return x + tau.astype(x.dtype) * d
-
-        params = jax.tree.map(step, shared["params"], aggregate.mean["params"], effective)
-        return {**aggregate.mean, "params": params}, state
-
-    return ServerUpdate(init=lambda shared, personal: ServerState(), update=update)
+    params = jax.tree.map(step, shared["params"], aggregate.mean["params"], effective)
+    return {**aggregate.mean, "params": params}, state

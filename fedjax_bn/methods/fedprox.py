@@ -41,7 +41,6 @@ def proximal(objective: Objective, mu: float) -> Objective:
 
     def penalized(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         value, reported = objective(variables, batch, received, key)
-        # Parameters that stay with the client are None here, so they have no penalty.
         start = received.shared["params"]
         # Personal parameters have no server's value to stay near.
         params, _ = split_like(variables["params"], start)

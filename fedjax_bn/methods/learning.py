@@ -27,7 +27,7 @@ from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import PyTree, SharingRule, Variables, batch_norm_paths, complete, join
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, join, keeping
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
 
@@ -155,6 +155,8 @@ def method_of(
     finish: Finish | None = None,
     around: Callable[[Client], Client] = lambda client: client,
     start: Callable[[jax.Array, Variables], Variables] | None = None,
+    keeps: str = "",
+    travels: str = "",
     learned: Learning | None = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
@@ -165,6 +167,8 @@ def method_of(
       around: makes the method's client from the usual one.
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
+      keeps, travels: a collection that stays with its client, and one that is shared, whatever
+        `share` is; "" for none.
       learned, **options: what `learning` returns.
     """
     # Options in this signature belong to the client; the others are for `federate`.
@@ -172,6 +176,10 @@ def method_of(
     names = inspect.signature(train_locally).parameters
     federate_options: dict[str, Any] = {**options}
     local = {name: federate_options.pop(name) for name in names if name in federate_options}
+    for collection, shared in ((keeps, False), (travels, True)):
+        if collection:
+            share = federate_options.get("share", everything)
+            federate_options["share"] = keeping(share, collection, shared=shared)
     client = train_locally(step, memory=memory, finish=finish, **local)
     if learned is not None:
         load = local.get("load") or look_up
@@ -203,14 +211,6 @@ def _balanced(client: Client, learned: Learning, load: Load) -> Client:
         return client.run(received, batches | {"class_weights": weights}, key)
 
     return client._replace(run=run)
-
-
-def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
-    """Returns the variables of a method that needs batch norm; ValueError if they have none."""
-    if not batch_norm_paths(variables):
-        problem = f"{method} needs batch norm, but the model has no batch norm"
-        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
-    return variables
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, minimizing
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import PyTree, Variables, join, split_like
@@ -63,7 +63,7 @@ def moon(
         return loss + mu * contrast, (loss, out.moved)
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer),
+        minimizing(objective, optimizer),
         memory=lambda shared, personal: shared,
         # The client keeps its trained shared leaves for the next round.
         finish=lambda received, trained: (

@@ -1,5 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -54,36 +55,53 @@ def keeping_variates(optimizer: optax.GradientTransformation) -> dict[str, Any]:
     The server averages, and also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count.
     """
 
-    def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, shared["params"])
-
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         after = _new_variate(optimizer, received, trained)
         return trained.variables, after, jax.tree.map(jnp.subtract, after, received.memory)
 
-    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
-        share = aggregate.share  # the fraction of all K clients that counts in the round
-        return jax.tree.map(
-            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
-        )
-
     # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
-    server = averaging(no_variate, renew, equal_messages)
-    return {"server": server, "memory": no_variate, "finish": finish}
+    server = averaging(no_changes, add_messages, equal_messages)
+    return {"server": server, "memory": no_changes, "finish": finish}
+
+
+def no_changes(shared: PyTree, personal: PyTree) -> PyTree:
+    """Returns zeros like the shared parameters."""
+    return jax.tree.map(jnp.zeros_like, shared["params"])
+
+
+def add_messages(total: PyTree, aggregate: Aggregate) -> PyTree:
+    """Returns the total plus the sum over all K clients of their equal messages, divided by K."""
+    share = aggregate.share  # the fraction of all K clients that counts in the round
+    return jax.tree.map(
+        lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), total, aggregate.message
+    )
 
 
 def corrected(gradient: Gradient) -> Gradient:
-    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c is the server's.
+    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c is the server's."""
 
-    Personal parameters have no variate: their entries in the variates' trees are None.
+    def changed(received: Received, gradients: PyTree, params: PyTree) -> PyTree:
+        trees = gradients, received.memory, received.server
+        return jax.tree.map(lambda g, c_k, c: g - c_k + c, *trees)
+
+    return over_shared(gradient, changed)
+
+
+def over_shared(
+    gradient: Gradient, change: Callable[[Received, PyTree, PyTree], PyTree]
+) -> Gradient:
+    """Returns the gradient with `change(received, gradients, params)` over shared parameters.
+
+    Personal parameters keep theirs, because no server knows the direction of others for them; in
+    the trees of shared ones their entries are None.
     """
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        variate, server = received.memory, received.server
-        # Personal parameters have no variate: no server knows the direction of others for them.
-        shared, personal = split_like(gradients["params"], variate)
-        shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, variate, server)
+        start = received.shared["params"]
+        params, _ = split_like(variables["params"], start)
+        shared, personal = split_like(gradients["params"], start)
+        shared = change(received, shared, params)
         return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped

@@ -1,11 +1,6 @@
-r"""SCI, FedCD's spurious correlation intervener (Ma et al., ACM MM 2024, Section 3.2 and 3.3).
+"""SCI, FedCD's spurious correlation intervener (Ma et al., ACM MM 2024, Sections 3.2 and 3.3).
 
-A client multiplies its features by its own mask, trains the mask with the model, and minimizes
-
-$L_e = L + \lambda \Vert g_e - g_g \Vert^2$ with $g_e = \partial L / \partial m_e$ (Eq. 14 and 15)
-
-where m_e is the mask and g_g is the mean of all clients' g_e in the previous round. g_e depends on
-the weights and on the mask, so that the penalty is differentiated with respect to both.
+`fedcd` has its equations.
 """
 
 from collections.abc import Callable, Mapping

@@ -209,6 +209,12 @@ def times(x: jax.Array, mask: jax.Array) -> jax.Array:
     return x * mask.astype(x.dtype)
 
 
+def entropy(logits: jax.Array) -> jax.Array:
+    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
+    logs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(logs) * logs).sum(-1)
+
+
 def _dense_kernels(variables: Variables) -> dict[Path, jax.Array]:
     leaves = jax.tree.leaves_with_path(variables["params"])
     matrices = {path_names(path): leaf for path, leaf in leaves if leaf.ndim == 2}

@@ -15,18 +15,9 @@ import jax
 
 from fedjax_bn.models import hooks
 from fedjax_bn.models.classifier import ClassifiedBy, FeaturesOf, features_method, times
-from fedjax_bn.models.feature_masks import COLLECTION, FEATURES, Masks
+from fedjax_bn.models.feature_masks import COLLECTION, FEATURES
 from fedjax_bn.models.layers import require_floats
-from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
-from fedjax_bn.normalization.calls import (
-    PREDICTING,
-    SERVED,
-    TRAINING,
-    Call,
-    intercepting,
-    mode_arguments,
-    network_name,
-)
+from fedjax_bn.normalization import StatisticsRule, calls, normalize_with, running_statistics
 from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
 from fedjax_bn.sharing import (
     FROZEN,
@@ -102,17 +93,17 @@ def forward(
         model, wanted = model.model, (*wanted, "features")
         feature_masks = without(feature_masks, FEATURES)
     if not hasattr(model, "apply"):
-        name = network_name(model)
+        name = calls.network_name(model)
         raise ValueError(f"{name} has no method apply: give a linen module or models.from_nnx(net)")
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
-        problem = f"{network_name(model)} has no batch norm for a statistics rule"
-        raise ValueError(f"{problem}: build it with {SERVED}, or use fedavg and running")
+        problem = f"{calls.network_name(model)} has no batch norm for a statistics rule"
+        raise ValueError(f"{problem}: build it with {calls.SERVED}, or use fedavg and running")
     method, mask = None, feature_masks.get(FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
         method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
-    options: dict[str, Any] = mode_arguments(method or model.__call__, train)
+    options: dict[str, Any] = calls.mode_arguments(method or model.__call__, train)
     mutable = [STATISTICS] * (train or "moved" in wanted) + [RECORDED] * ("recorded" in wanted)
     if mutable:
         options["mutable"] = mutable
@@ -120,7 +111,8 @@ def forward(
         options["rngs"] = {"dropout": key}
     with ExitStack() as contexts:
         if inside := without(feature_masks, FEATURES):
-            contexts.enter_context(_multiplied_by(inside))
+            masked = calls.changing_outputs(inside, lambda name, x: times(x, inside[name]))
+            contexts.enter_context(masked)
         for context in hooked.contexts:
             contexts.enter_context(context)
         contexts.enter_context(normalize_with(statistics, valid, owners=owners))
@@ -149,50 +141,38 @@ def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> S
     return fixing
 
 
-def _multiplied_by(module_masks: Masks) -> AbstractContextManager:
-    """Returns a context in which modules have outputs masked by path -> f[C]."""
-
-    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        name = "/".join(call.path)
-        is_output = call.method == "__call__" and name in module_masks
-        return times(output, module_masks[name]) if is_output else output
-
-    return intercepting(masked)
-
-
 def _leaves_dropout_off(model: Any) -> bool:
     """Whether nothing tells a model that a pass trains, and it does not decide so itself."""
     network = inspect.unwrap(model)
     # `net` is an attribute of what `from_nnx` returns; nnx takes long to import.
     network = network if isinstance(network, nn.Module) else getattr(network, "net", network)
     methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
-    if any(mode_arguments(method, True) for method in methods if callable(method)):
+    if any(calls.mode_arguments(method, True) for method in methods if callable(method)):
         return False
     # It decides itself if its call has no further arguments, and it has no field like `train`.
     arguments = set(inspect.signature(network).parameters) - {"rngs"}
-    fields = (getattr(network, name, None) for name in (*TRAINING, *PREDICTING))
+    fields = (getattr(network, name, None) for name in (*calls.TRAINING, *calls.PREDICTING))
     return len(arguments) != 1 or any(isinstance(field, bool) for field in fields)
 
 
 def _refusing_dropout() -> AbstractContextManager:
     """Returns a context in which dropout with a rate above 0 that is off raises ValueError."""
 
-    def refuse(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+    def refuse(function: Callable, call: calls.Call, args: tuple, kwargs: dict) -> Any:
         module = call.module
         arguments = inspect.signature(module).bind_partial(*args, **kwargs).arguments
         off = arguments.get("deterministic")
         off = module.deterministic if off is None else off
         if off is True and (_rate(module) or 0) > 0:
             problem = f"the dropout {'/'.join(call.path)!r} is off in training"
-            remedy = f"give __call__ an argument {', '.join((*TRAINING, *PREDICTING))}"
+            remedy = f"give __call__ an argument {', '.join((*calls.TRAINING, *calls.PREDICTING))}"
             raise ValueError(f"{problem}: {remedy}, or set its rate to 0")
         return function(*args, **kwargs)
 
-    def concerns(call: Call) -> bool:
+    def concerns(call: calls.Call) -> bool:
         return call.method == "__call__" and _rate(call.module) is not None
 
-    return intercepting(refuse, concerns, reads_outputs=False)
+    return calls.intercepting(refuse, concerns, reads_outputs=False)
 
 
 def _rate(module: Any) -> float | None:

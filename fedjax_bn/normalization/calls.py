@@ -13,7 +13,7 @@ pass decides whether it trains, and `layer.moments` computes the moments.
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ import jax
 
 from fedjax_bn.normalization.batch_norm import linen_normalizer
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
+from fedjax_bn.sharing import batch_norm_paths
 
 # Arguments of a model's call that are true if the pass trains, and those that are false then.
 TRAINING = ("train", "training", "is_training", "is_train")
@@ -77,6 +78,18 @@ def intercepting(
     finally:
         _handlers.reset(token)
         _outputs_read.reset(read)
+
+
+def changing_outputs(
+    places: Collection[str], change: Callable[[str, Any], Any]
+) -> AbstractContextManager[None]:
+    """Returns a context in which `change(name, output)` replaces the outputs of modules by path."""
+
+    def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output, name = function(*args, **kwargs), "/".join(call.path)
+        return change(name, output) if call.method == "__call__" and name in places else output
+
+    return intercepting(changed)
 
 
 _linen = threading.local()  # .intercepted: whether linen calls `_intercept_linen` in this thread
@@ -213,6 +226,14 @@ def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]
 def init_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
     """Returns a model's first collections, of a pass that does not train."""
     return model.init(key, images, **mode_arguments(model.__call__, False))
+
+
+def require_batch_norm(name: str, variables: dict, remedy: str = "use fedavg") -> dict:
+    """Returns the variables, which `name` needs with batch norms; ValueError if they have none."""
+    if not batch_norm_paths(variables):
+        problem = f"{name} needs batch norms, but the model has none"
+        raise ValueError(f"{problem}: build it with BatchNorm, or {remedy}")
+    return variables
 
 
 def network_name(model: Any) -> str:
