@@ -285,10 +285,7 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
 
 
 def training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
-    """Returns the run's own experiment, with the statistics that `config` names.
-
-    Its data may have moved to the path that `config` names.
-    """
+    """Returns the run's own experiment, with the statistics and the path that `config` names."""
     moved = trained.copy_and_resolve_references()
     moved.statistics = config.statistics
     if config.data.name == trained.data.name:
