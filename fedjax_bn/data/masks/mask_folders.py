@@ -66,14 +66,11 @@ def load_mask_folders(
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
     Args:
-      path, domains: the folder, and names of folders in it; empty for all.
-      image_size: pixels a side of the squares.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
       groups: a regular expression, see `partition.groups_of`.
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
-      plane, window: of scans, see `volumes.Slices`.
-      orientation, **options: with `cache` and `progress`, see `pixels.decode`.
+      plane, window: of scans, see `volumes.Slices`; for all others see `data.sets`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
     root = Path(path or "PATH")

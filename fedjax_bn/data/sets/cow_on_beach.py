@@ -48,11 +48,7 @@ _PLACES = (
 
 
 def load_cow_on_beach(seed: int = 0) -> Dataset:
-    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes.
-
-    A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
-    "beach" are meant as unseen, but any place may be.
-    """
+    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes, 70 to test each."""
     shares, domains = share_out_scans(seed, [scene.images for scene in _PLACES]), []
     for scene, (ink, labels, rng) in zip(_PLACES, shares, strict=True):
         drawn = rng.integers(_CLASSES, size=len(labels))
