@@ -58,7 +58,6 @@ def load_cifar10_c(
     and not resized.
 
     Args:
-      path, cache: see `data.sets`.
       domains: some of `CORRUPTIONS`.
       severities: some of 1 to 5. A domain has them one after the other.
       image_size: pixels a side; 256 in the papers is 29 GB for 15 corruptions at one severity.

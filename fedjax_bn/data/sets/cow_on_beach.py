@@ -28,8 +28,6 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 
 
 class _Place(NamedTuple):
-    """A place where digits are shown."""
-
     name: str
     fixed: float  # probability of the fixed ground; otherwise one of the ten is drawn
     further: int  # the fixed ground belongs to the digit so many further

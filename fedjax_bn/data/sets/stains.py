@@ -35,8 +35,6 @@ _SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
 class _Stain(NamedTuple):
-    """How a stain, a lens and a sensor show tissue."""
-
     name: str
     tissue: _Colour  # RGB in 0..255
     wall: _Colour  # lighter than tissue is inverted polarity

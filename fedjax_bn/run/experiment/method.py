@@ -58,8 +58,6 @@ WEIGHING = {
         *(adaptive_weights, layer_shrinking),
     )
 }
-
-
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),

@@ -62,7 +62,6 @@ def detection_loss(
         class below 0, such as -1 for padding, are ignored.
       valid: bool[B], images that count.
       anchors: the model's anchors; others than those of the outputs raise ValueError.
-      recipe: `Recipe()` by default.
     """
     recipe = recipe or Recipe()
     anchor_counts = [raw.shape[3] for raw in outputs]
