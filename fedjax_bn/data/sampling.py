@@ -185,16 +185,14 @@ def drawing(
 ) -> Callable[[jax.Array], Batches]:
     """Returns `draw(key) -> batches`, the batches of all clients for one round.
 
-    The samples stay on the device, and batches are those of `by_epochs`.
+    The samples stay on the device, and batches are those of `by_epochs`. A ValueError says that the
+    clients' samples do not suit each other, see `domain.check_dataset`.
 
     Args:
       clients: (images, labels) of each of K clients: images u8[N, H, W, C], which the method's
         `prepare` standardizes, or f[N, ...], which it only casts; labels as of `as_labels`.
       batch_size: B, cut to the number of samples of the largest client.
       local_epochs: the same as the method's.
-
-    Raises:
-      ValueError: the clients' samples do not suit each other, see `domain.check_dataset`.
     """
     splits, classes = [], 1
     for k, (images, labels) in enumerate(clients):

@@ -69,10 +69,7 @@ def check_source(source: Source) -> Source:
 
 
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
-    """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
-
-    The part "" is left out: "mnist/00017".
-    """
+    """Returns str[N]: "mnist/train/00017" for parts in order, "mnist/00017" for the part ""."""
     folders = {f"{domain}/{part}" if part else domain: size for part, size in sizes.items()}
     return np.array([f"{name}/{k:05}" for name, size in folders.items() for k in range(size)])
 

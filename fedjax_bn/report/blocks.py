@@ -38,10 +38,8 @@ def heat_map(
     form: str = "{:.2g}",
     greatest: float = 0,
 ) -> Markup:
-    """Returns a table whose cells are coloured by `values` f[R, C], at least 0; NaN has no cell.
-
-    `greatest` is the value of the full colour; 0 for the greatest of `values`.
-    """
+    """Returns a table whose cells are coloured by `values` f[R, C], at least 0; NaN has no cell."""
+    # the value of the full colour
     greatest = greatest or values[np.isfinite(values)].max(initial=0) or 1
     return block("heat_map", title, rows, columns, values, form, greatest)
 

@@ -53,10 +53,7 @@ _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which 
 
 
 def write_report(folder: Path) -> None:
-    """Writes report.html of a finished run and its baselines, and plots of its adaptations.
-
-    A folder without a finished run, or with a damaged one, is a WorkdirError.
-    """
+    """Writes report.html of a finished run and its baselines, and plots of its adaptations."""
     runs, notes = find_runs([folder])
     run, *_ = runs
     for name, draw in ablations(run.summary["accuracy"]["unseen"], run.score):
@@ -68,13 +65,8 @@ def write_report(folder: Path) -> None:
 def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
     """Writes a report on all finished runs in folders, at any depth; returns the files' paths.
 
-    Args:
-      out: the path of the page; its tables go beside it as .md, .csv and .tex.
-      baseline: the method, or the label of the variant, with which others are compared.
-
-    Raises:
-      WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
-      ConfigError: a data set has no run of the baseline, or `out` does not end with .html.
+    The page is `out`, a ConfigError unless it ends with .html; its tables go beside it as .md, .csv
+    and .tex. `baseline` is as in `results.tables_of`, errors also as in `runs.find_runs`.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out={out} must end with .html: its tables are written beside it")
@@ -256,10 +248,7 @@ def _draw_spread(run: Run) -> bytes:
 
 
 def _batch_norm_section(variants: Sequence[Variant]) -> list[Markup]:
-    """Returns scores with running beside batch statistics, and heat maps of batch norms.
-
-    The maps are of the first seed of each variant.
-    """
+    """Returns scores by running and by batch statistics, and heat maps of each first seed."""
     scores = []
     for variant in variants:
         for client, (tested, batches, gap) in of_batches(variant.runs).items():
@@ -288,8 +277,7 @@ def _distances_of(run: Run) -> list[Markup]:
             maps = []
             for moment, arrays in stored.items():
                 names = (arrays[key].tolist() for key in ("layers", "clients"))
-                distances = arrays[kind]
-                maps.append(heat_map(f"{title}, {moment}", *names, distances, greatest=greatest))
+                maps.append(heat_map(f"{title}, {moment}", *names, arrays[kind], greatest=greatest))
             rows.append(block("group", maps, "side"))
     return rows
 

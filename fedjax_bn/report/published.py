@@ -66,10 +66,7 @@ def cells() -> tuple[PublishedNumber, ...]:
 
 
 def published(**fields: str) -> tuple[PublishedNumber, ...]:
-    """Returns the numbers whose fields have given values: published(paper="FedBN", table="11").
-
-    A value that no number has is a ValueError.
-    """
+    """Returns numbers by fields, such as table="11"; a value that no number has is a ValueError."""
     for field, value in fields.items():
         valid = sorted({str(getattr(number, field)) for number in cells()})
         if value not in valid:

@@ -87,10 +87,7 @@ class Variant(NamedTuple):
 
 
 def samples_scored(variants: Sequence[Variant]) -> str:
-    """Returns which samples the scores of runs are of, such as "test samples".
-
-    For masks also at which size Dice was taken.
-    """
+    """Returns which samples scores are of, such as "test samples", and the size of masks."""
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
     inside, outside = (part_of_all(run.part(w) for _, run in runs) for w in ("internal", "unseen"))
     samples = f"{inside} samples"
@@ -176,15 +173,12 @@ def relevant(run: Run) -> Record:
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
-    """Returns domain -> training samples of a client, for domains that differ from the plan.
-
-    Differences of one sample, or of up to two in a thousand, count as rounding.
-    """
+    """Returns domain -> training samples of a client, for domains that differ from the plan."""
     differing: dict[str, int] = {}
     for client, parts in data.get("clients", {}).items():
         domain, count = client.partition("/")[0], parts["train"]["samples"]
         expected = planned.get(domain, count)
-        if abs(count - expected) > max(1, expected // 500):
+        if abs(count - expected) > max(1, expected // 500):  # else it is rounding
             differing[domain] = count
     return differing
 

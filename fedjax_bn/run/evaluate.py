@@ -29,13 +29,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.build import (
-    TESTED_ON_VALIDATION,
-    Experiment,
-    build,
-    choose_adaptations,
-    read_evaluation,
-)
+from fedjax_bn.run.experiment import build
 from fedjax_bn.run.experiment.datasets import decoding, read_data
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished_run
@@ -50,6 +44,7 @@ from fedjax_bn.training.evaluation.evaluate import (
     unseen_evaluator,
 )
 from fedjax_bn.training.evaluation.scoring import as_stored
+from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import on_one_device
 from fedjax_bn.training.plots import alphas_of, features_of
 from fedjax_bn.training.population import AnyState
@@ -158,8 +153,8 @@ def _tested(
     tested = _domains_to_test(config, trained, form, request)
     experiment = experiment._replace(
         unseen=tested.domains,
-        adaptations=choose_adaptations(config, experiment.model),
-        evaluation=read_evaluation(config, experiment.method),
+        adaptations=build.choose_adaptations(config, experiment.model),
+        evaluation=build.read_evaluation(config, experiment.method),
     )
     say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
@@ -184,9 +179,9 @@ def _tested(
         served = _served_scores(experiment, built, state)
         result["internal"] = {"own": inside["accuracy"]} | served
         result["tested_on"] = {"internal": scored_part(built.internal.domains)}
-        if TESTED_ON_VALIDATION in built.notes:
-            say(TESTED_ON_VALIDATION)
-            result["notes"] = [TESTED_ON_VALIDATION]
+        if build.TESTED_ON_VALIDATION in built.notes:
+            say(build.TESTED_ON_VALIDATION)
+            result["notes"] = [build.TESTED_ON_VALIDATION]
     if any(measures.values()):
         result["measures"] = measures
     if not experiment.task.classifies:
@@ -285,15 +280,12 @@ def _stretched(split: Split, shape: Sequence[int]) -> Split:
 
 
 def training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
-    """Returns the run's own experiment, with the statistics that `config` names.
-
-    Its data may have moved to the path that `config` names.
-    """
+    """Returns the run's own experiment, with the statistics and the path that `config` names."""
     moved = trained.copy_and_resolve_references()
     moved.statistics = config.statistics
     if config.data.name == trained.data.name:
         moved.data.path, moved.data.cache = config.data.path, config.data.cache
-    built = build(moved)
+    built = build.build(moved)
     if data_hash(built) != about["data"]:
         place = moved.data.path or moved.data.name
         fault = f"the data in {place} are not those of the run (their hash differs)"

@@ -107,13 +107,9 @@ def run(
     """Trains one method and returns its summary; a run that was stopped continues.
 
     The workdir's files are described in docs/workdir.md. `modules` prints a line for each module
-    on what is shared, else only sums.
-
-    Raises:
-      ConfigError, WorkdirError, CheckpointError: the configuration, the data or the workdir cannot
-        be used.
-      NotFiniteError, RiskError: an update or a risk is not finite, and none may be left out.
-      InterruptedRun: Ctrl-C, after the state was saved.
+    on what is shared, else only sums. What cannot be used is a ConfigError, WorkdirError or
+    CheckpointError, an update or risk that is not finite and must not be left out a NotFiniteError
+    or RiskError, and Ctrl-C, after the state was saved, an InterruptedRun.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)

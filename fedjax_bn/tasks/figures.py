@@ -14,25 +14,20 @@ from fedjax_bn.arguments.text import shown
 
 
 def png(figure: Figure) -> bytes:
-    """Returns a figure as PNG without the program's name, so that equal runs write equal bytes.
-
-    A character that matplotlib's font lacks is drawn as a box.
-    """
+    """Returns a figure as PNG without the program's name, so that equal runs write equal bytes."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # one for each such character
+        warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks: a box is drawn
         figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def on_plot(name: str, limit: int = 40) -> str:
-    """Returns a text that labels of matplotlib show literally; a long one loses its middle.
-
-    A space before a leading underscore keeps legends from hiding the text.
-    """
+    """Returns a text that labels of matplotlib show literally; a long one loses its middle."""
     label = shown(name)
     head = (limit - 3) // 2
     label = label if len(label) <= limit else f"{label[:head]}...{label[head + 3 - limit :]}"
+    # Legends hide a text that begins with an underscore.
     return (f" {label}" if label[:1] in ("", "_") else label).replace("$", r"\$")
 
 

@@ -158,17 +158,13 @@ def _faults_named(manager: Folder) -> Iterator[None]:
     except Exception as error:  # of many kinds
         for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
+        # The system's own error may be the cause of Orbax's error, or a part of its text.
+        numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
+        match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
         raise WorkdirError(
-            f"cannot save to {folder} ({_reason(error)}): make room or make it writable, and give "
-            "the same command to continue"
+            f"cannot save to {folder} ({match[0] if match else error}): make room or make it "
+            "writable, and give the same command to continue"
         ) from error
-
-
-def _reason(error: Exception) -> str | Exception:
-    # The system's own error may be the cause of Orbax's error, or a part of its text.
-    numbers = errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES
-    match = re.search("|".join(map(os.strerror, numbers)), "".join(format_exception(error)))
-    return match[0] if match else error
 
 
 @contextmanager

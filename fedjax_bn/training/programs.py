@@ -33,7 +33,10 @@ def made_once(key: tuple[Any, ...], make: Callable[[], _Made], arguments: PyTree
 
     Numbers, texts and tuples of them in the key are compared by value, all else by identity.
     """
-    place = _comparable((*key, _form_of(arguments)))
+    leaves, structure = jax.tree.flatten(arguments)
+    options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
+    forms = ((leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) for leaf in leaves)
+    place = _comparable((*key, options, structure, *forms))
     if place not in _made:
         # The key is kept, so that no other object gets the identity of a part of it.
         _made[place] = (key, make())
@@ -48,13 +51,6 @@ def _comparable(part: Any) -> Any:
         return (type(part), *map(_comparable, part))
     by_value = isinstance(part, _BY_VALUE) or type(part) is jax.tree_util.PyTreeDef
     return (type(part), part) if by_value else ("object", id(part))
-
-
-def _form_of(tree: PyTree) -> tuple[Any, ...]:
-    leaves, structure = jax.tree.flatten(tree)
-    options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
-    forms = ((leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) for leaf in leaves)
-    return (options, structure, *forms)
 
 
 def keep_compiled(folder: str) -> None:

@@ -93,17 +93,15 @@ def make_start(
 def check_shapes(
     experiment: Experiment, start: Callable[[], FederatedState], clients: int = 0
 ) -> None:
-    """Raises ValueError if model, method and adaptations do not suit each other; only traces.
-
-    `clients` is K if the state has only one row, else 0.
-    """
+    """Raises ValueError if model, method and adaptations do not suit each other; only traces."""
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         personal = jax.eval_shape(lambda state: own_of(state, 0), state)
         key, batches = jax.eval_shape(jax.random.key, 0), batches_of_one(experiment)
         _, upload = jax.eval_shape(method.client, broadcast_of(state), personal, batches, key)
-        # As many rows and uploads as in a round, because a rule may need some number of them.
+        # As many rows and uploads as in a round, because a rule may need some number of them; the
+        # state may have one row for all `clients`.
         clients = clients or state.weights.shape[0]
         rows = (state.weights, state.weighing)
         rows = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype), rows)

@@ -52,16 +52,16 @@ def test_published_images_keep_corruption_severity_label_and_photograph(publishe
 
 @pytest.mark.parametrize("severities", [("3", "4", "5"), (1, 2, 3, 4, 5)])
 def test_published_severities_in_a_row_stay_memory_mapped(published, severities):
-    for pool in load(published, corruptions=SOME, severities=severities).pools:
+    for pool in load(published, domains=SOME, severities=severities).pools:
         assert isinstance(pool.images, np.memmap)
 
 
 def test_images_are_resized_by_pillow_and_kept_in_the_cache(published, tmp_path):
-    source = load(published, corruptions=SOME, severities=(2,), image_size=48, cache=tmp_path)
+    source = load(published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path)
     files = sorted(tmp_path.glob("*.npy"))
     assert len(files) == 2
     times = [file.stat().st_mtime_ns for file in files]
-    again = load(published, corruptions=SOME, severities=(2,), image_size=48, cache=tmp_path)
+    again = load(published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path)
     assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))] == times
     original = np.load(published / "fog.npy")[COUNT + 3]
     expected = np.asarray(Image.fromarray(original).resize((48, 48), Image.BILINEAR))
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named_whole(tmp_path, name, content):
         load(file.parent)
 
 
-@pytest.mark.parametrize("options", [{"corruptions": ("fog", "fogg")}, {"severities": (0,)}])
+@pytest.mark.parametrize("options", [{"domains": ("fog", "fogg")}, {"severities": (0,)}])
 def test_an_unknown_choice_is_refused(published, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         load(published, **options)

@@ -17,13 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.arguments.text import first_few
-from fedjax_bn.data.division.partition import (
-    fraction_size,
-    hold_out,
-    number_groups,
-    share_out_domains,
-    stratified_split,
-)
+from fedjax_bn.data.division import partition
 from fedjax_bn.data.domain import (
     Dataset,
     Domain,
@@ -97,7 +91,7 @@ def make_clients(
         domains = _divide_domains(data, target_names, all_parts, seed)
         internal = undivided._replace(domains=domains)
         check_dataset(internal._replace(domains=(*domains, *unseen)))
-    return share_out_domains(internal, seed=seed, **shares), unseen
+    return partition.share_out_domains(internal, seed=seed, **shares), unseen
 
 
 def unseen_only(
@@ -141,7 +135,7 @@ def _with_validation(
             continue
         if share and domain.train is not None and domain.validation is None:
             rng = generator(seed, 0, position, _DIVIDING)
-            train, validation = hold_out(domain.train, share, rng)
+            train, validation = partition.hold_out(domain.train, share, rng)
             domain = domain._replace(train=train, validation=validation)
         internal.append(domain)
     return data._replace(domains=tuple(internal))
@@ -182,7 +176,7 @@ def _choose_parts(
     ]
     names = np.concatenate([np.asarray(pool.names, np.str_) for pool in source.pools])
     borders = np.cumsum([len(parts) for parts in official])[:-1]
-    groups = np.split(number_groups(names, len(names)), borders)
+    groups = np.split(partition.number_groups(names, len(names)), borders)
     count = max(group.max() for group in groups) + 1
     labels, found_in = np.zeros(count, np.int32), np.zeros((count, len(groups)), bool)
     for position, (pool, parts, group) in enumerate(
@@ -200,12 +194,12 @@ def _choose_parts(
         # A part that the authors list is theirs; only a missing one is taken from training.
         size = len(members)
         lacks_validation = validation and VALIDATION not in listed
-        validating = fraction_size(size, validation) if lacks_validation else 0
-        testing = 0 if TEST in listed else size - fraction_size(size, 1 - test, least=0)
+        validating = partition.fraction_size(size, validation) if lacks_validation else 0
+        testing = 0 if TEST in listed else size - partition.fraction_size(size, 1 - test, least=0)
         training = size - validating - testing
         sizes = [training, validating, testing] if training > 0 else [size, 0, 0]
         rng = generator(seed, 0, number, _DIVIDING)
-        for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
+        for part, index in enumerate(partition.stratified_split(labels[members], sizes, rng)):
             drawn[members[index]] = part
     return [
         np.where(parts == TRAIN, drawn[group], parts)

@@ -182,10 +182,8 @@ def share_out_domains(
     test split of its domain. Except for "drawn", clients are disjoint, and a group has one owner.
 
     Args:
-      dataset: domains that take part in training.
       clients_per_domain: at least 1; 1 to 10 in FedBN, Table 7.
       fraction: of each domain's training samples, in (0, 1], at least one, before the division.
-      seed: at least 0.
       partition: how the clients of a domain differ.
         iid: by at most one group, in total and in each class.
         dirichlet:alpha=A:smallest=N: every class is divided by largest remainder, in proportion to

@@ -28,15 +28,7 @@ from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.division.partition import groups_of
 from fedjax_bn.data.masks.assemble import RESIZE, TILES, Pair, paired_source
 from fedjax_bn.data.masks.volumes import AXIAL, Slices, is_volume
-from fedjax_bn.data.pixels.decode import (
-    UPRIGHT,
-    cut,
-    open_image,
-    open_raster,
-    orientation_notes,
-    tile_places,
-    turn_of,
-)
+from fedjax_bn.data.pixels import decode
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import IMAGENET, chosen_folders, files_below, is_image, subfolders
 from fedjax_bn.data.source import Source, part_in
@@ -58,7 +50,7 @@ def load_mask_folders(
     pairs: Sequence[str] = (),
     groups: str = "",
     large: str = RESIZE,
-    orientation: str = UPRIGHT,
+    orientation: str = decode.UPRIGHT,
     plane: str = AXIAL,
     window: Sequence[float | str] = (),
     **options: Any,
@@ -66,14 +58,11 @@ def load_mask_folders(
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
     Args:
-      path, domains: the folder, and names of folders in it; empty for all.
-      image_size: pixels a side of the squares.
       classes: names of the classes, see `assemble.classes_of`.
       pairs: patterns of an image, a mask, an image, ..., see above; empty for equal names.
       groups: a regular expression, see `partition.groups_of`.
       large: "resize" stretches images to the square; "tiles" cuts them, see `decode.cut`.
-      plane, window: of scans, see `volumes.Slices`.
-      orientation, **options: with `cache` and `progress`, see `pixels.decode`.
+      plane, window: of scans, see `volumes.Slices`; for all others see `data.sets`.
     """
     # Without a path no folder is meant, not the current one, which `Path("")` is.
     root = Path(path or "PATH")
@@ -113,8 +102,8 @@ class _Images(NamedTuple):
 
     def look(self, pair: Pair) -> tuple[int, np.ndarray]:
         with corruption_named(pair.image):
-            image = open_raster(pair.image.read_bytes())
-            turn, tag = turn_of(image, self.orientation)
+            image = decode.open_raster(pair.image.read_bytes())
+            turn, tag = decode.turn_of(image, self.orientation)
             # Tags above 4 exchange width and height.
             size = image.size[::-1] if turn is not None and tag > 4 else image.size
         mask = self._mask_of(pair)
@@ -123,7 +112,7 @@ class _Images(NamedTuple):
                 f"{pair.mask} has {mask.size} pixels, its image {pair.image} {size}: give masks of "
                 "the image's size, or set data.orientation if EXIF turns one of them"
             )
-        tiles = tile_places(mask.height, mask.width, self.image_size)
+        tiles = decode.tile_places(mask.height, mask.width, self.image_size)
         return len(tiles) if self.numbered else 1, np.array(mask.histogram()) > 0
 
     def _mask_of(self, pair: Pair) -> Any:
@@ -134,11 +123,11 @@ class _Images(NamedTuple):
         from PIL.Image import Resampling
 
         with corruption_named(pair.image):
-            image, tag = open_image(pair.image.read_bytes(), self.orientation)
+            image, tag = decode.open_image(pair.image.read_bytes(), self.orientation)
         mask, size = self._mask_of(pair), self.image_size
         if self.large == TILES:
-            images, _ = cut(np.asarray(image), size)
-            masks, _ = cut(table[np.asarray(mask)], size, UNLABELLED)
+            images, _ = decode.cut(np.asarray(image), size)
+            masks, _ = decode.cut(table[np.asarray(mask)], size, UNLABELLED)
         else:
             images = np.asarray(image.resize((size, size), Resampling.BILINEAR))[None]
             # Between classes 1 and 3 there is no class 2, so values are never averaged.
@@ -146,18 +135,18 @@ class _Images(NamedTuple):
         return np.concatenate([images, masks[..., None]], -1), tag
 
     def describe(self, tags: Sequence[int]) -> tuple[str, ...]:
-        return orientation_notes(tags, self.orientation)
+        return decode.orientation_notes(tags, self.orientation)
 
 
-def open_mask(content: bytes, orientation: str = UPRIGHT) -> Any:
+def open_mask(content: bytes, orientation: str = decode.UPRIGHT) -> Any:
     """Returns a mask as a Pillow image of mode L; the orientation is that of `decode.open_image`.
 
     A ValueError says that it has several frames, colours, floats or numbers above 255.
     """
     from PIL import Image
 
-    image = open_raster(content)
-    turn, _ = turn_of(image, orientation)
+    image = decode.open_raster(content)
+    turn, _ = decode.turn_of(image, orientation)
     frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
     if levels is None or frames > 1 or levels.min() < 0 or levels.max() > 255:
         form = f"{image.mode} of Pillow in {frames} frames"

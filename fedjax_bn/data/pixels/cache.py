@@ -28,20 +28,12 @@ _File = TypeVar("_File")
 def cached_array(
     folder: str | Path | None, name: str, shape: Sequence[int], make: _Make
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the array `name` of the cache, which is made if it is not there.
+    """Returns the array u8[shape] `name` of the cache, made if it is not there, and notes on it.
 
-    Args:
-      folder: the cache, created if need be; None to keep the array in memory only.
-      name: must differ from all other arrays' names, so it includes a digest of the array's origin.
-      shape: of the whole array of bytes.
-      make: `make(write) -> notes` hands all rows to `write(u8[n, ...])` in blocks, in order, or to
-        `write(u8[n, ...], start)` in any order and from any thread.
-
-    Returns:
-      u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` returned.
-
-    Raises:
-      OSError: the folder cannot be written to.
+    It is memory-mapped if it is in a folder, which is created if need be; with None it is in memory
+    only. As names must differ, they include a digest of the array's origin. `make(write) -> notes`
+    hands all rows to `write(u8[n, ...])` in blocks, in order, or to `write(u8[n, ...], start)` in
+    any order and from any thread. OSError: the folder cannot be written to.
     """
     shape = tuple(shape)
     if folder is None:

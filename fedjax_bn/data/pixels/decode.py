@@ -49,27 +49,13 @@ def decode(
     letterbox: bool = False,
     orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
+    """Returns images as u8[N, size, size, 3] in RGB, and a note on those with an EXIF orientation.
 
-    This equals `Resize((size, size))` in DomainBed's and FedBN's code: the filter averages when it
-    shrinks.
-
-    Args:
-      files: N files in or below `root`, at least one.
-      size: pixels a side.
-      root: files are named relative to it, so a dataset may move without being decoded again.
-      cache: folder that keeps the pixels; None to keep them in memory only.
-      progress: show a bar on stderr.
-      letterbox: whether images keep their shape, in the middle of a grey square.
-      orientation: "upright" or "stored", see above.
-
-    Returns:
-      u8[N, size, size, 3], memory-mapped if it comes from a cache, and a note on how many images
-      have an EXIF orientation.
-
-    Raises:
-      ValueError: some files cannot be read; the first ten are named.
-      OSError: the cache cannot be written.
+    They are stretched to squares, bilinear as in Pillow, which equals `Resize((size, size))` in
+    DomainBed's and FedBN's code: the filter averages when it shrinks. With `letterbox` they keep
+    their shape; for the orientation see above. Names of the files, at least one, are relative to
+    `root`, so a dataset may move without being decoded again; of `cache` see `cached_array`. With
+    `progress` there is a bar on stderr. A ValueError names the first ten files that cannot be read.
     """
 
     def make(write: Write) -> tuple[str, ...]:
@@ -164,17 +150,14 @@ def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
 
 
 def orientation_of(image: Any) -> int:
-    """Returns the EXIF orientation, 1 to 8, of a Pillow image that is not decoded yet.
-
-    It is 1 if there is no tag or EXIF is damaged, because viewers show such images as stored.
-    """
+    """Returns the EXIF orientation, 1 to 8, of a Pillow image that is not decoded yet."""
     from PIL import Image
 
     try:
         # not PNG's own `getexif`, which decodes all pixels first
         tag = Image.Image.getexif(image).get(_ORIENTATION, 1)
     except Exception:  # Pillow raises SyntaxError, struct.error, ... on damaged EXIF
-        return 1
+        return 1  # because viewers show such images as stored
     return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
 

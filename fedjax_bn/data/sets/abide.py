@@ -33,8 +33,6 @@ _REMEDY = "fetch the table and one atlas' series from preprocessed-connectomes-p
 
 
 class _Subject(NamedTuple):
-    """A person."""
-
     name: str  # FILE_ID
     site: str
     label: int  # 1 patient, 0 control
@@ -56,7 +54,6 @@ def load_abide(
     have 5995 features, for 110 regions; here all 111 of the Harvard-Oxford atlas are kept.
 
     Args:
-      path, cache: see `data.sets`.
       sites: the SITE_ID to take; empty for all. FedBN's four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.

@@ -30,17 +30,9 @@ import numpy as np
 
 from fedjax_bn.arguments.text import first_few
 from fedjax_bn.data.labels import BOXES, CLASS, PADDING, crowd
+from fedjax_bn.data.pixels import decode
 from fedjax_bn.data.pixels.cache import cached_numbers
-from fedjax_bn.data.pixels.decode import (
-    STORED,
-    UPRIGHT,
-    decode,
-    hash_of_files,
-    open_raster,
-    orientation_of,
-    relative_names,
-    to_square,
-)
+from fedjax_bn.data.pixels.decode import STORED, UPRIGHT
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import chosen_folders, files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Pool, Source, check_source, part_in
@@ -92,10 +84,10 @@ def load_boxes(
     numbers = {label: number for number, label in enumerate(classes or classes_read)}
     rows = [row for of_domain in labelled.values() for row in of_domain]
     files = [row.file for row in rows]
-    sample_names = np.array(relative_names(files, root))
+    sample_names = np.array(decode.relative_names(files, root))
     if missing := [str(file) for file in files if not file.is_file()]:  # before hours of decoding
         raise FileNotFoundError(f"labelled images are missing, unpack them: {first_few(missing)}")
-    images, converted = decode(files, image_size, root=root, letterbox=True, **options)
+    images, converted = decode.decode(files, image_size, root=root, letterbox=True, **options)
     counted: Counter[str] = Counter()  # what is changed or left out, and how often
     frames, how = _frames_of(files, root, **options).tolist(), (numbers, in_pixels, counted)
     placed = [_place(row, frame, *how) for row, frame in zip(rows, frames, strict=True)]
@@ -103,7 +95,7 @@ def load_boxes(
     boxes = np.zeros((len(placed), longest, 4), np.float32)
     box_classes = np.full((len(placed), longest), PADDING, np.int32)
     for k, (corners, image_classes) in enumerate(placed):
-        boxes[k, : len(corners)] = to_square(corners, *frames[k][:2], image_size)
+        boxes[k, : len(corners)] = decode.to_square(corners, *frames[k][:2], image_size)
         box_classes[k, : len(corners)] = image_classes
     # Rounded to float32, a box of nearly no area may have none.
     sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
@@ -125,7 +117,7 @@ def load_boxes(
     about = f"{counts.sum()} boxes in {len(files)} images, {(counts == 0).sum()} of them without "
     about += f"boxes, at most {counts.max()} in one"
     # YOLO's detectors read u8/255, without mean and deviation.
-    key = f"letterbox {hash_of_files(files, root, image_size)}"
+    key = f"letterbox {decode.hash_of_files(files, root, image_size)}"
     form = name, tuple(numbers), tuple(pools), (0.0,) * 3, (1.0,) * 3
     return check_source(Source(*form, (about, *notes, *converted), key=key))
 
@@ -175,8 +167,8 @@ def _frames_of(
     # images are used upright, else from the upright frame.
 
     def frame(file: Path) -> tuple[int, int, int]:
-        image = open_raster(file.read_bytes())
-        tag, (width, height) = orientation_of(image), image.size
+        image = decode.open_raster(file.read_bytes())
+        tag, (width, height) = decode.orientation_of(image), image.size
         if image.format != "TIFF":  # which Pillow turns itself
             if orientation == STORED:
                 tag = {6: 8, 8: 6}.get(tag, tag)  # every other turn is its own inverse
@@ -185,7 +177,7 @@ def _frames_of(
         return width, height, tag
 
     form = f"-{STORED}" * (orientation == STORED)
-    name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"
+    name = f"{root.resolve().name or 'images'}-sizes{form}-{decode.hash_of_files(files, root, 0)}"
     return cached_numbers(cache, name, files, frame, 3)
 
 

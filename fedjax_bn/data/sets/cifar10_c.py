@@ -47,7 +47,7 @@ _WHERE = "unpack CIFAR-10-C.tar of zenodo.org/records/2535967"
 def load_cifar10_c(
     path: str | Path,
     *,
-    corruptions: Sequence[str] = CORRUPTIONS,
+    domains: Sequence[str] = CORRUPTIONS,
     severities: Sequence[int | str] = _SEVERITIES,
     image_size: int = _SIDE,
     cache: Path | None = None,
@@ -58,24 +58,23 @@ def load_cifar10_c(
     and not resized.
 
     Args:
-      path, cache: see `data.sets`.
-      corruptions: the domains, of `CORRUPTIONS`.
+      domains: some of `CORRUPTIONS`.
       severities: some of 1 to 5. A domain has them one after the other.
       image_size: pixels a side; 256 in the papers is 29 GB for 15 corruptions at one severity.
     """
     levels = sorted(map(str, severities))
-    choices = {"corruptions": (corruptions, CORRUPTIONS), "severities": (levels, _SEVERITIES)}
+    choices = {"domains": (domains, CORRUPTIONS), "severities": (levels, _SEVERITIES)}
     for argument, (chosen, allowed) in choices.items():
         if not chosen or not set(chosen) <= set(allowed):
             raise ValueError(f"{argument} is {list(chosen)}; choose from {', '.join(allowed)}")
     folder = Path(path, "CIFAR-10-C")
     folder = folder if folder.is_dir() else Path(path)
-    files = {name: folder / f"{name}.npy" for name in ("labels", *corruptions)}
+    files = {name: folder / f"{name}.npy" for name in ("labels", *domains)}
     if missing := [file.name for file in files.values() if not file.is_file()]:
         raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {_WHERE}")
     labels = _read_labels(files["labels"])
     arrays = {}
-    for name in corruptions:
+    for name in domains:
         with corruption_named(files[name]):
             arrays[name] = array = np.load(files[name], mmap_mode="r")
             if (array.dtype, array.shape) != (np.uint8, (5 * len(labels), _SIDE, _SIDE, 3)):
@@ -90,7 +89,7 @@ def load_cifar10_c(
             write(resized(block, shape[1:]))
         return ()
 
-    for name in corruptions:
+    for name in domains:
         images = arrays[name][pieces[0].start : pieces[-1].stop]
         if len(images) > total:  # other severities between them
             images = np.concatenate([arrays[name][piece] for piece in pieces])
@@ -99,10 +98,10 @@ def load_cifar10_c(
             images, _ = cached_array(cache, file, shape, resize)
         pools.append(Pool(name, images, np.tile(labels, len(levels)), names))
     kinds = {**TYPES, "extra": EXTRA}.items()
-    groups = {kind: tuple(name for name in names if name in corruptions) for kind, names in kinds}
+    groups = {kind: tuple(name for name in names if name in domains) for kind, names in kinds}
     groups = {kind: members for kind, members in groups.items() if members}
     about = ("cifar10_c", _CLASSES, tuple(pools), _MEAN, _STD)
-    return check_source(Source(*about, groups=groups, key=hash_of(labels, corruptions, levels)))
+    return check_source(Source(*about, groups=groups, key=hash_of(labels, domains, levels)))
 
 
 def _read_labels(path: Path) -> np.ndarray:

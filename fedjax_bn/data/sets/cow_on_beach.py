@@ -28,8 +28,6 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 
 
 class _Place(NamedTuple):
-    """A place where digits are shown."""
-
     name: str
     fixed: float  # probability of the fixed ground; otherwise one of the ten is drawn
     further: int  # the fixed ground belongs to the digit so many further
@@ -48,11 +46,7 @@ _PLACES = (
 
 
 def load_cow_on_beach(seed: int = 0) -> Dataset:
-    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes.
-
-    A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
-    "beach" are meant as unseen, but any place may be.
-    """
+    """Returns "cow_on_beach": six domains of u8[N, 28, 28, 3] in ten classes, 70 to test each."""
     shares, domains = share_out_scans(seed, [scene.images for scene in _PLACES]), []
     for scene, (ink, labels, rng) in zip(_PLACES, shares, strict=True):
         drawn = rng.integers(_CLASSES, size=len(labels))

@@ -39,7 +39,6 @@ def load_digits(
     the paper, MNIST-M shows digits of MNIST, so a digit may train in one and test in the other.
 
     Args:
-      path: the `.npz`.
       seed: at least 0; draws the training samples, stratified by class, unlike in the paper.
       fraction: of the training samples, in (0, 1]; None for all.
       truncate: cut every training set to the size of the smallest before taking the fraction.

@@ -125,10 +125,7 @@ def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder that holds a dataset's domains, and each domain's; FileNotFoundError else.
-
-    `path` is the folder that holds the domains, or the folder around it.
-    """
+    """Returns the folder of domains, at or in `path`, and each domain's; else FileNotFoundError."""
     path, folders = Path(path or "PATH"), {}
     for root in (path, *subfolders(path)):
         if folders := match_folders(subfolders(root), dataset.domains):

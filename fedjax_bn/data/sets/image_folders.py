@@ -32,14 +32,10 @@ def _named(names: str) -> Aliases:
     return dict.fromkeys(names.split(), ())
 
 
-def _constants(mean: float, std: float, image_size: int) -> Any:
-    return {"mean": (mean,) * 3, "std": (std,) * 3, "image_size": image_size}
-
-
 # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
 # beyond u8/255. Every client of Office-Caltech10 is cut to 62 training and 50 validation images,
 # 0.5 and 0.4 of the smallest, of DomainNet to 105 and 105, 0.05 of it.
-_AS_FEDBN = _constants(0.0, 1.0, 256)
+_AS_FEDBN: Any = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "image_size": 256}
 # Rows without domains have those of their counts.
 _TABLE = (
     # Li, Yang, Song, Hospedales, ICCV 2017. DomainBed, and so FedIG, divides at random, not by the
@@ -98,7 +94,9 @@ _TABLE = (
         classes=_named("0 1 2 3 4 5 6 7 8 9"),
         counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
         where="DOMAIN/{train,val}/DIGIT/*.jpg, linked from github.com/KaiyangZhou/Dassl.pytorch",
-        **_constants(0.5, 0.5, 28),
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        image_size=28,
         parts={"train": TRAIN, "val": VALIDATION},
     ),
     # Peng, Bai, Xia, Huang, Saenko, Wang, ICCV 2019. Lines of the lists are

@@ -59,10 +59,7 @@ def load_npz(
 def read_archive(
     path: str | Path | None, domains: Sequence[str] = ()
 ) -> tuple[_Parts, tuple[str, ...]]:
-    """Returns domain -> part -> samples, and the names of an archive's classes, if any.
-
-    The part "" means an undivided domain. Arguments and errors are those of `load_npz`.
-    """
+    """Returns domain -> part ("" if whole) -> samples, and the names of classes, if any."""
     if not path or not Path(path).is_file():
         raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")
     path = Path(path)

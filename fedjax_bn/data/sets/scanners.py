@@ -30,8 +30,6 @@ _TURN, _MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may at most be a
 
 
 class _Scanner(NamedTuple):
-    """How one scanner shows ink on paper."""
-
     name: str
     paper: tuple[int, int, int]  # RGB in 0..255
     ink: tuple[int, int, int]  # lighter than the paper is inverted polarity

@@ -62,11 +62,7 @@ _SCENES = (
 
 
 def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
-    """Returns "signs", or "signs_shortcut": u8[N, 96, 96, 3] with up to three boxes in ten classes.
-
-    A scene has 200 images to train, 40 to validate and 100 to test. With `shortcut` the colour of
-    the rim shows the digit.
-    """
+    """Returns "signs" or "signs_shortcut": u8[N, 96, 96, 3] with 1 to 3 boxes in ten classes."""
     photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(_SCENES)), []
     for scene, (ink, labels, rng) in zip(_SCENES, shares, strict=True):

@@ -35,8 +35,6 @@ _SHARE, _LEAST = 359, 12  # scans of a stain, and pixels of a lumen
 
 
 class _Stain(NamedTuple):
-    """How a stain, a lens and a sensor show tissue."""
-
     name: str
     tissue: _Colour  # RGB in 0..255
     wall: _Colour  # lighter than tissue is inverted polarity
@@ -58,10 +56,7 @@ STAINS = (
 
 
 def load_stains(seed: int = 0) -> Dataset:
-    """Returns "stains": u8[N, 64, 64, 3] with masks u8[N, 64, 64] of three classes.
-
-    A stain has 80 images to train, 20 to validate and 60 to test.
-    """
+    """Returns "stains": u8[N, 64, 64, 3] with masks u8[N, 64, 64] of three classes."""
     greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
     shares, domains = share_out_scans(seed, [_SHARE] * len(STAINS)), []
     for stain, (ink, labels, rng) in zip(STAINS, shares, strict=True):

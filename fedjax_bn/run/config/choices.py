@@ -58,8 +58,6 @@ CLOSED: dict[str, Table] = {
     "participation": dict.fromkeys(("uniform", "by_size"), _Participation),
     "privacy": dict.fromkeys(("server", "client"), _Privacy),
 }
-
-
 TASK_NAMES = ("classification", "detection", "segmentation")
 
 

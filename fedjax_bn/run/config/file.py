@@ -19,12 +19,9 @@ _PACKAGE = Path(__file__).parents[2]
 def read(source: str, changes: Changes = ()) -> ConfigDict:
     """Runs a config file and applies changes to what its `get_config` returns.
 
-    Args:
-      source: FILE.py or the name of a packaged config (`pacs`, `pacs.py` or `configs/pacs.py`),
-        optionally with changes after a colon, FILE.py:key=value,key=value.
-      changes: further (key, value) pairs, from `--config.key=value`.
-
-    A file that fails, an unknown key, and a value of a wrong type or range are ConfigErrors.
+    The source is FILE.py or the name of a packaged config (`pacs`, `pacs.py` or `configs/pacs.py`),
+    optionally with changes after a colon, FILE.py:key=value,key=value. A file that fails, an
+    unknown key, and a value of a wrong type or range are ConfigErrors.
     """
     name, _, inline = source.partition(":")
     path = _find_config(name)

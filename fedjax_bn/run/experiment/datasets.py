@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,11 +92,6 @@ def _read_npz(config: ConfigDict) -> Source:
     return npz.load_npz(_path(config), domains=config.data.domains)
 
 
-def _load_cifar10_c(path: str, *, domains: Sequence[str] = (), **options: Any) -> Source:
-    corruptions = domains or cifar10_c.CORRUPTIONS
-    return cifar10_c.load_cifar10_c(path, corruptions=corruptions, **options)
-
-
 def _read_abide(
     config: ConfigDict, atlas: str = "", window: _Window = 32, stride: Steps = 1
 ) -> Source:
@@ -153,9 +148,7 @@ DATASETS: dict[str, _Read] = {
     },
     "abide": _read_abide,
     "camelyon17": _read_files(camelyon17.load_camelyon17),
-    "cifar10_c": _read_files(
-        _load_cifar10_c, "domains", "severities", about=str(cifar10_c.__doc__), decodes=False
-    ),
+    "cifar10_c": _read_files(cifar10_c.load_cifar10_c, "domains", "severities", decodes=False),
     "digits": _described(_read_digits, digits.load_digits),
     "digits_morpho": _described(
         lambda config: _read_digits(config),

@@ -58,8 +58,6 @@ WEIGHING = {
         *(adaptive_weights, layer_shrinking),
     )
 }
-
-
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
@@ -241,10 +239,7 @@ def what_validates(config: ConfigDict) -> str:
 
 
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
-    """Returns {"share": name, "weigh": name} of the rules that a method of the library has.
-
-    If updates are clipped (`private`), all clients have equal weights.
-    """
+    """Returns {"share": name, "weigh": name} of the rules that a method of the library has."""
     if name_of(method) not in METHODS:
         return {}
     rules = {"share": sharing.everything.__name__, "weigh": aggregation.by_size.__name__}
@@ -254,7 +249,7 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
         # `Annotated[WeighingRule | None, risk_extrapolation]`.
         rule = parameters[key].default or parameters[key].annotation.__metadata__[0]
         rules[key] = rule.__name__
-    return rules | {"weigh": "uniform"} if private else rules
+    return rules | {"weigh": "uniform"} if private else rules  # clipped updates count equally
 
 
 def has_own_weighing(method: str) -> bool:

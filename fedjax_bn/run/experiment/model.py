@@ -83,10 +83,7 @@ def _is_nnx(kind: type) -> bool:
 
 
 def choose_task(config: ConfigDict, model: Any, internal: Dataset, images: jax.Array) -> Task:
-    """Returns the task of the labels; a ConfigError if the model or `config.task` is for others.
-
-    `images` f[B, ...] are such as the model reads.
-    """
+    """Returns the task of the labels; a ConfigError if the model or `config.task` is for others."""
     kind = _kind_of(internal)
     _, task, models_for_it = _KINDS[kind]
     if kind != _made_for(config.model, model, images, internal.num_classes):

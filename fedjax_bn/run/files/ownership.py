@@ -153,13 +153,10 @@ def claim(
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
     Returns a message on what has changed since the first start but may change, or "". A folder of
-    another run, or with files that are not from a run, is a WorkdirError.
-
-    Args:
-      config: dotted key -> value, equal at every start except for `_MAY_DIFFER`.
-      about: versions, devices and data, see `_differences`; recorded at the first start.
-      follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
-      write: whether to write; else the folder is only checked.
+    another run, or with files that are not from a run, is a WorkdirError. `config` is dotted key ->
+    value, equal at every start except for `_MAY_DIFFER`; `about` is recorded at the first start.
+    `rounds` must be equal if `follows` names a key whose schedule depends on them. Without `write`
+    the folder is only checked.
     """
     path, lines = folder / "config.json", folder / "metrics.jsonl"
     if not path.exists():

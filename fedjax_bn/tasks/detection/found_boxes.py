@@ -26,10 +26,7 @@ class BoxPicture(NamedTuple):
 
 
 def found_boxes(rows: Mapping[str, Sequence[BoxPicture]], names: Sequence[str]) -> bytes:
-    """Draws a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
-
-    `rows` is client -> its pictures; `names` are those of the classes.
-    """
+    """Draws images with right, wrong and missed boxes of named classes, see `picture_rows`."""
     captions = [on_plot(name, 12) for name in names]
 
     def draw(axes: Axes, picture: BoxPicture) -> None:
@@ -81,10 +78,7 @@ def draw_box(
 
 
 def judge_boxes(picture: BoxPicture) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which detections are right, bool[D], and which true boxes are missed, bool[M].
-
-    Each true box matches at most one detection, the best one that overlaps enough.
-    """
+    """Returns which detections are right, bool[D], and which true boxes none matches, bool[M]."""
     right = np.zeros(len(picture.classes), bool)
     missed = picture.true_classes >= 0
     overlap = overlaps_of(picture.boxes, picture.true_boxes, np.False_)
@@ -93,5 +87,5 @@ def judge_boxes(picture: BoxPicture) -> tuple[np.ndarray, np.ndarray]:
         value = np.where(able, overlap[d], -1)
         if value.max(initial=-1) >= _OVERLAP:
             right[d] = True
-            missed[value.argmax()] = False
+            missed[value.argmax()] = False  # a true box matches at most one detection, the best
     return right, missed

@@ -62,7 +62,6 @@ def detection_loss(
         class below 0, such as -1 for padding, are ignored.
       valid: bool[B], images that count.
       anchors: the model's anchors; others than those of the outputs raise ValueError.
-      recipe: `Recipe()` by default.
     """
     recipe = recipe or Recipe()
     anchor_counts = [raw.shape[3] for raw in outputs]
@@ -72,7 +71,9 @@ def detection_loss(
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
-    boxes = _to_centres(label["boxes"].astype(dtype))
+    corners = label["boxes"].astype(dtype)
+    low, high = corners[..., :2], corners[..., 2:]
+    boxes = jnp.concatenate([(low + high) / 2, high - low], -1)  # centres and sides
     levels = []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
@@ -162,12 +163,6 @@ def _of_level(
     return box, objectness, jnp.where(mask, cost, 0).sum() / count
 
 
-def _to_centres(corners: jax.Array) -> jax.Array:
-    """Converts corners f[..., (x1, y1, x2, y2)] to centres f[..., (x, y, width, height)]."""
-    low, high = corners[..., :2], corners[..., 2:]
-    return jnp.concatenate([(low + high) / 2, high - low], -1)
-
-
 def to_corners(centres: jax.Array) -> jax.Array:
     """Converts centres f[..., (x, y, width, height)] to corners f[..., (x1, y1, x2, y2)]."""
     middle, half = centres[..., :2], centres[..., 2:] / 2
@@ -175,10 +170,7 @@ def to_corners(centres: jax.Array) -> jax.Array:
 
 
 def iou(boxes: jax.Array, true_boxes: jax.Array) -> jax.Array:
-    """Returns intersection over union f[...] of corners f[..., 4], which broadcast.
-
-    The result is 0 where neither box has an area.
-    """
+    """Returns IoU f[...] of corners f[..., 4], which broadcast; 0 where neither has an area."""
     low = jnp.maximum(boxes[..., :2], true_boxes[..., :2])
     high = jnp.minimum(boxes[..., 2:], true_boxes[..., 2:])
     intersection = jnp.maximum(high - low, 0).prod(-1)
@@ -214,15 +206,11 @@ def _complete_iou(predicted: jax.Array, true: jax.Array) -> jax.Array:
 
 
 def decode_offsets(raw: jax.Array, anchors: jax.Array) -> jax.Array:
-    """Returns centres f[..., 4] relative to the cell.
+    """Returns centres f[..., 4] relative to the cell, of raw f[..., 4] and anchors f[..., 2] there.
 
         (2 s(x) - 0.5, 2 s(y) - 0.5, (2 s(w))^2 a_w, (2 s(h))^2 a_h)
 
     s is the sigmoid, so the centre is in (-0.5, 1.5) cells and a side is below 4 anchor sides.
-
-    Args:
-      raw: f[..., 4].
-      anchors: f[..., 2], in cells.
     """
     squeezed = 2 * jax.nn.sigmoid(raw)
     return jnp.concatenate([squeezed[..., :2] - 0.5, jnp.square(squeezed[..., 2:]) * anchors], -1)

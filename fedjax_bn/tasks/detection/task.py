@@ -93,10 +93,7 @@ def decode_predictions(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, j
 
 
 def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
-    """Applies non-maximum suppression to corners f[B, N, 4] with scores f[B, N, C].
-
-    It keeps the best boxes first; each one removes the overlapping boxes of its class.
-    """
+    """Applies non-maximum suppression by class to corners f[B, N, 4] with scores f[B, N, C]."""
 
     def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
         # The n best pairs of box and class belong to the n boxes with the best top scores.
@@ -201,9 +198,7 @@ def detection(
 def mean_average_precision(images: DetectedImages, thresholds: Sequence[float] = (0.5,)) -> float:
     """Returns mAP in percent, the mean over thresholds and classes with boxes; NaN without boxes.
 
-    Args:
-      images: detections and true boxes of all images.
-      thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
+    `thresholds` are least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
     """
     images = DetectedImages(*map(np.asarray, images))
     present = np.unique(images.true_classes[images.true_classes >= 0])

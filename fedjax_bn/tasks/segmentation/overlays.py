@@ -64,21 +64,14 @@ def _painted(image: np.ndarray, parts: Iterable[tuple[str, np.ndarray]]) -> np.n
 
 
 def class_legend(names: Sequence[str], unlabelled: bool) -> list[Patch]:
-    """Returns what a legend shows of the classes without the background.
-
-    `names` are of all classes, the background first; `unlabelled` is whether there are pixels
-    without a label.
-    """
+    """Returns a legend of all classes but the first, the background, and of no label if needed."""
     entries = [(_colour(number), on_plot(name, 20)) for number, name in enumerate(names) if number]
     entries += [(_UNKNOWN, "no label")] * unlabelled
     return [Patch(facecolor=colour, edgecolor="grey", label=name) for colour, name in entries]
 
 
 def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
-    """Draws a row of images for each client, with truth and with prediction, as PNG bytes.
-
-    `rows` is client -> its pictures; `names` are of the classes, the background first.
-    """
+    """Draws images with truth and with prediction, see `picture_rows` and `class_legend`."""
     truths = [truth for pictures in rows.values() for _, truth, *_ in pictures]
     legend = class_legend(names, any((truth == UNLABELLED).any() for truth in truths))
     # With a single class no prediction can be of another one.

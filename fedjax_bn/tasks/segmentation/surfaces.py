@@ -41,10 +41,8 @@ def hd95_and_assd(
     HD95 is the greater of the 95th percentiles of the two directions (Metrics Reloaded,
     Maier-Hein et al. 2024). MedPy takes the percentile of both directions together, which is lower
     where one direction is much worse, and can be higher by its interpolation between few pixels.
-    ASSD is the mean over the pixels of both surfaces. Both are NaN where a mask is empty.
-
-    Args:
-      mask_a, mask_b, spacing: as in `surface_distances`, whose unit the distances have.
+    ASSD is the mean over the pixels of both surfaces. Both are NaN where a mask is empty, else in
+    the unit of `surface_distances`, which has the arguments.
     """
     if not (mask_a.any() and mask_b.any()):
         return np.nan, np.nan
@@ -100,9 +98,7 @@ def surface_scores(
 def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
     """Returns the samples i64[n] of each volume, the first volume first; without any, each sample.
 
-    Args:
-      label: as in `surface_scores`.
-      order: i[N], ascending along the slices of a volume; None if they are in their order.
+    `order` i[N] ascends along the slices of a volume; None if they are in their order.
     """
     # Without volumes, each sample is one of its own.
     numbers = np.arange(len(label["mask"]))

@@ -292,10 +292,7 @@ class AnsweredMasks(NamedTuple):
 
 
 def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks]:
-    """Returns (client, "") or (unseen domain, adaptation) -> its answers in a workdir; may be {}.
-
-    WorkdirError: a file is damaged.
-    """
+    """Returns (client, "") or (unseen domain, adaptation) -> its answers in a workdir, if any."""
     answers = {}
     for path in filter(Path.exists, (folder / "answers" / f"{kind}.npz" for kind in _KINDS)):
         stored = read_arrays(path)

@@ -154,10 +154,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
 def batch_accuracy(
     experiment: Experiment, state: AnyState, trained: _Trained = None
 ) -> Record | None:
-    """Returns the internal clients' accuracy with the statistics of their test batches.
-
-    It is None for a model without batch norm, or with one that no rule reaches.
-    """
+    """Returns the internal clients' accuracy with the statistics of their test batches, if any."""
     # In random order, because batches of one class would mislead.
     domains = tuple(
         domain._replace(validation=None, test=scoring.in_order(domain.test, 0))
@@ -170,7 +167,7 @@ def batch_accuracy(
     )
     try:
         return internal_evaluator(changed)(state, trained)["accuracy"]
-    except ValueError:  # of `forward`, for such a model
+    except ValueError:  # of `forward`, without batch norm, or with one that no rule reaches
         return None
 
 
