@@ -1,4 +1,4 @@
-"""BatchNorm against NumPy and PyTorch, with masks and handed statistics."""
+"""BatchNorm: PyTorch's numbers, masked samples, and rules that cost nothing where not chosen."""
 
 from functools import partial
 
@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.normalization import BatchNorm
+import norm_nets as nets
+from fedjax_bn import adaptation
+from fedjax_bn.normalization import BatchNorm, batch_statistics, normalize_with, running_statistics
 
 SHAPES = [(7, 3), (5, 4, 6, 3), (2, 9, 3)]
 
@@ -89,3 +91,26 @@ def test_one_sample_or_none_gives_no_nan(variables, count):
         assert np.isfinite(leaf).all()
     y, _ = train(BatchNorm(), variables, x[:1])
     np.testing.assert_allclose(y[0], variables["params"]["bias"], rtol=1e-6)
+
+
+def program(function, *arguments):
+    return str(jax.make_jaxpr(function)(*arguments))
+
+
+@pytest.mark.parametrize("model", [nets.HandMade(), nets.Remat()])
+def test_rules_that_are_not_chosen_add_nothing_to_a_pass(model):
+    images = nets.images_of(4).astype(jnp.float32)
+    variables = nets.variables_of(model, images)
+    plain = program(model.apply, variables, images)
+    for adapt in (adaptation.running(model), adaptation.stateless(model, running_statistics)):
+        assert program(lambda v, x, a=adapt: a.predict(v, (), x)[0], variables, images) == plain
+
+    def trained(variables, images, rule=None, inside=True):
+        if not inside:
+            return model.apply(variables, images, mutable=["batch_stats"])
+        with normalize_with(rule):
+            return model.apply(variables, images, mutable=["batch_stats"])
+
+    bare = program(lambda v, x: trained(v, x, inside=False), variables, images)
+    assert program(trained, variables, images) == bare
+    assert program(lambda v, x: trained(v, x, batch_statistics), variables, images) == bare

@@ -1,4 +1,4 @@
-"""A run on images with masks: its task, and from a configuration to Dice, pictures and a report."""
+"""Runs on masks, by a configuration and by `simulate`."""
 
 import csv
 from functools import partial
@@ -6,17 +6,21 @@ from functools import partial
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import runs
 import square_masks
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.models import UNet
+from fedjax_bn.methods import fedbn
+from fedjax_bn.models import MLP, UNet
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import evaluate as evaluate_finished
 from fedjax_bn.run.evaluate import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.model import MODELS, choose_task
+from fedjax_bn.simulation import simulate
+from fedjax_bn.task import segmentation
 from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import read_answers
 
@@ -82,3 +86,34 @@ def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
     for wrong in (UNet, Own):
         with pytest.raises(ConfigError, match="classifier"):
             of(wrong, runs.DATA)
+
+
+METHOD = fedbn(UNet(num_classes=3, width=2, levels=1), optax.sgd(0.1), task=segmentation(3))
+OPTIONS = {"rounds": 2, "batch_size": 4, "eval_every": 1, "show_progress": False}
+
+
+def test_slices_of_one_volume_are_never_divided():
+    """Of one volume there is nothing to validate on, whatever the number of its slices."""
+    images, masks = square_masks.samples(40, 3)
+    labels = {"mask": masks, "volume": np.zeros(40, int)}
+    with pytest.raises(ValueError, match="validation"):
+        simulate(METHOD, clients={"a": (images, labels)}, **OPTIONS)
+
+
+IMAGES, MASKS = square_masks.samples(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "labels", "said"),
+    [
+        (METHOD, MASKS[:, :8], r"client 'a' .*\[4, 8, 16\]"),
+        (METHOD, MASKS + 1, "class 3 in mask 0"),
+        (METHOD, MASKS.astype(int) - 1, "client 'a' .* label -1"),
+        (METHOD, {"masks": MASKS}, r"\['masks'\]"),
+        (METHOD, np.zeros(4, int), "no masks"),
+        (fedbn(MLP(num_classes=3), optax.sgd(0.1)), MASKS, "masks"),
+    ],
+)
+def test_masks_that_do_not_suit_are_refused(method, labels, said):
+    with pytest.raises(ValueError, match=said):
+        simulate(method, clients={"a": (IMAGES, labels)}, **OPTIONS)
