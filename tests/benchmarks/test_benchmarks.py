@@ -37,28 +37,6 @@ def test_a_benchmark_imports_only_what_is_there(file):
     assert "main" in runpy.run_path(str(file), run_name="benchmark")
 
 
-def test_pytorchs_side_has_every_setting_of_a_round_and_of_evaluation(monkeypatch):
-    pytest.importorskip("torch")
-    # as outside the tests, whose folders pytest puts on the path
-    ours = Path(__file__).parents[1]
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if ours not in Path(p).parents])
-    for name in ("in_torch", "torch_models", "torch_yolo"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import in_torch
-    import tasks
-
-    tiny = tasks.DIGITS._replace(samples=2, batch=2)
-    network = in_torch.network(tiny)  # drawing its 14 million numbers takes a second each time
-    monkeypatch.setattr(in_torch, "network", lambda task: network)
-    for cores, in_turn, at_once in ((1, 2, 0), (2, 4, 2), (16, 4, 2)):
-        monkeypatch.setattr(in_torch, "CORES", cores)
-        chosen = [in_torch.settings(2, at_once=at_once) for at_once in (False, True)]
-        assert list(map(len, chosen)) == [in_turn, at_once]
-        assert all(at.at_once * at.threads in (1, cores) for group in chosen for at in group)
-        assert len(in_torch.rounds(tiny, chosen[0])) == in_turn
-        assert len(in_torch.evaluations(tiny, 20, chosen[0])) == 2 * in_turn
-
-
 def test_interleaving_runs_every_program_once_a_repetition_in_changing_orders(measure):
     names, ran, prepared = "abcd", [], []
     runs = {name: lambda name=name: ran.append(name) for name in names}
