@@ -37,7 +37,7 @@ def spoiled(uploads, present):
     return jax.tree.map(lambda leaf: jnp.where(rows(leaf), leaf, jnp.nan), uploads)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_fedawas_weights_are_those_of_pytorchs_adam(x64, steps):
     torch = pytest.importorskip("torch")
     rule = adaptive_weights(rate=0.05, steps=steps)

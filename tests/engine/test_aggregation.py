@@ -16,12 +16,11 @@ from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform, weighted
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import validation_batches
-from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.engine.weighing import normalized, relative_weights
 from fedjax_bn.local_step import LocalStep
 from fedjax_bn.methods import fedavg, scaffold
-from fedjax_bn.methods.selection import best_of_round, validation_score
+from fedjax_bn.methods.selection import best_of_round
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.build import prepare
 from fedjax_bn.state import Received
@@ -218,19 +217,6 @@ def splits_of(sizes):
         )
         for n in sizes
     ]
-
-
-def test_validation_score_is_the_share_of_right_answers_with_running_statistics():
-    model, splits = federations.OneNorm(), splits_of([7, 3])
-    variables, prepare = federations.variables_of(model), standardize()
-    validation = validation_batches([*splits, splits[0]], batch_size=4)
-    measure = validation_score(model, prepare)
-    score = jax.jit(lambda own: measure(variables, Received({}, {}, validation=own)))
-    apply = jax.jit(model.apply)
-    for k, split in enumerate([*splits, splits[0]]):
-        right = np.asarray(apply(variables, split.images)).argmax(-1) == split.labels
-        ours = score(federations.client(validation, k))
-        np.testing.assert_allclose(ours, 100 * right.mean(), rtol=1e-6)
 
 
 def test_scaffold_divides_by_the_steps_behind_what_is_uploaded():

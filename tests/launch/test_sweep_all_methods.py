@@ -1,4 +1,4 @@
-"""Comparisons that the library makes itself: of all methods, of attacks, of adaptations."""
+"""Comparisons that the library makes itself: of methods, attacks, adaptations, joined clients."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ import attacks
 import compared
 import entries
 import jax
+import joining
 import lag
 import numpy as np
 import plan
@@ -18,11 +19,14 @@ from scipy import stats
 
 import runs
 from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
+from fedjax_bn import sharing
 from fedjax_bn.arguments.errors import NotFiniteError
 from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.run import train
 from fedjax_bn.run.config import check
 from fedjax_bn.run.experiment.datasets import DATASETS
+from fedjax_bn.run.files import finished_run
 from method_table import METHODS
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
@@ -206,3 +210,39 @@ def test_the_table_of_lag_has_means_and_the_gap_of_each_kind_of_statistics(tmp_p
     assert fedbn == "| FedBN | 61.0/52.0/51.0 |"
     assert running.endswith(f"running | +11.0 [{11 - reach:.1f}, {11 + reach:.1f}] |")
     assert batch.endswith("batch | +2.0 [2.0, 2.0] |")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of FedBN that left dog out."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        folder = tmp_path_factory.mktemp("joining") / "run"
+        config = runs.config(method="fedbn", rounds=2, optimizer__learning_rate=0.3)
+        runs.train.run(config, folder, say=lambda text: None)
+        yield folder
+
+
+@pytest.mark.slow
+def test_only_batch_norm_moves(run):
+    about = finished_run.read_about(run)
+    config = finished_run.configuration(about["config"])
+    experiment, state, _ = finished_run.restore(run, config, about["form"])
+    received = global_variables(state)
+    joined, accuracy = joining.join(
+        config, experiment, received, joining.find_client(config, "dog")
+    )
+    own = jax.tree.map(lambda leaf: leaf[0], client_variables(joined))
+    stays = jax.tree.leaves(sharing.all_but_batch_norm(received))
+    for before, after, same in zip(*map(jax.tree.leaves, (received, own)), stays, strict=True):
+        assert np.array_equal(before, after) == same
+    assert accuracy.keys() == {"received", "joined"}
+
+
+@pytest.mark.slow
+def test_the_command_writes_an_evaluation_that_reports_read(run, capsys):
+    assert joining.main(["--workdir", str(run), "--epochs", "30"]) == 0
+    written = json.loads((run / "evaluations" / "joined.json").read_text())
+    accuracy = written["unseen"]["dog"]
+    assert accuracy["joined"] > accuracy["received"]
+    assert f"joined {accuracy['joined']:.2f} %" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.forward import forward
+from fedjax_bn.report.page import write_report
 from fedjax_bn.sharing import all_but_batch_norm
 from fedjax_bn.state import Received
 from small_oracle import SmallNet
@@ -180,20 +181,11 @@ def test_wrong_arguments_are_refused(option, value):
         fedcd(NET, SGD, **{option: value}).init(KEY, start(), 3)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A finished run by configuration, with its report."""
-    from fedjax_bn.report.page import write_report
-
-    folder = tmp_path_factory.mktemp("fedcd")
-    adaptations = ("running", "running:mask=False")
-    runs.finished(folder, method="fedcd:eta=3.0", rounds=2, adaptations=adaptations)
-    write_report(folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
+def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(tmp_path):
+    adaptations = ("running", "running:mask=False")
+    folder = runs.finished(tmp_path, method="fedcd:eta=3.0", rounds=2, adaptations=adaptations)
+    write_report(folder)
     lines = runs.lines(folder)
     files = sorted((folder / "masks").iterdir())
     assert [file.name for file in files] == ["0001.npz", "0002.npz"]

@@ -24,7 +24,7 @@ from fedjax_bn.training import workdir
 METRICS = {"round", "loss", "weights", "seconds"}
 EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}
 SUMMARY = {
-    *("traffic", "measures"),
+    *("traffic", "measures", "measures_over"),
     *("method", "dataset", "seed", "rounds", "selected_round", "tested_on"),
     *("accuracy", "last_round"),
     *("seconds_per_round", "compile_seconds", "samples_per_second"),
