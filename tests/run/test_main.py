@@ -22,7 +22,7 @@ from fedjax_bn.run.config import base, flatten
 from fedjax_bn.training import workdir
 
 METRICS = {"round", "loss", "weights", "seconds"}
-EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}
+EVALUATED = {"accuracy", "validation", "unseen", "measures", "measures_over", "unseen_measures"}
 SUMMARY = {
     *("traffic", "measures", "measures_over"),
     *("method", "dataset", "seed", "rounds", "selected_round", "tested_on"),
