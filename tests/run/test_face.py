@@ -33,7 +33,8 @@ from fedjax_bn.training.programs import keep_compiled
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
-INNER = {"__main__", "arguments", "flower", "main", "run"}
+INNER = {"__main__", "arguments", "flower", "main", "references", "run"}
+FUNCTIONS = {"cite", "load_run", "simulate"}
 OWN = """
 from functools import partial
 import flax.linen as nn
@@ -116,10 +117,11 @@ def test_importing_the_package_or_the_command_imports_no_library():
 def test_the_face_is_every_module_but_the_inner_ones_and_all_of_it_is_there():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert set(fb.__all__) == modules - INNER | {"load_run", "simulate"}
+    assert set(fb.__all__) == modules - INNER | FUNCTIONS
     assert fb.simulate is fb.simulation.simulate
+    assert fb.cite is importlib.import_module("fedjax_bn.references").cite
     assert fb.load_run is importlib.import_module("fedjax_bn.run.files.finished_run").load_run
-    for name in set(fb.__all__) - {"load_run", "simulate"}:
+    for name in set(fb.__all__) - FUNCTIONS:
         assert getattr(fb, name) is importlib.import_module(f"fedjax_bn.{name}")
     assert set(fb.__all__) <= set(dir(fb))
     with pytest.raises(AttributeError, match="'fedbn'"):
