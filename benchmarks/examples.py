@@ -4,14 +4,12 @@
 
 README's first example and the configs that need no data, with seeds 0 to 4 on two cores, and with
 seed 0 on one core and on four. XLA gets as many threads and devices as on so many cores, also where
-the machine has fewer. README's example does not print the row of received statistics (running). A
-run that was stopped continues; finished ones are read from the workdir.
+the machine has fewer. A run that was stopped continues; finished ones are read from the workdir.
 """
 
 import argparse
 import json
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -82,9 +80,8 @@ def readme(seed: int) -> dict[str, dict]:
     code = README.read_text().split("```python\n")[1].split("```")[0]
     names, simulate = {}, fedjax_bn.simulate
 
-    def with_seed(method: Any, *, adaptations: Sequence[str], **options: Any) -> Any:
-        options |= {"adaptations": ["running", *adaptations], "seed": seed}
-        return simulate(method, show_progress=False, **options)
+    def with_seed(method: Any, **options: Any) -> Any:
+        return simulate(method, seed=seed, show_progress=False, **options)
 
     with mock.patch.object(fedjax_bn, "simulate", with_seed):
         exec(code, names)

@@ -4,6 +4,7 @@
     python benchmarks/method_costs.py --only DigitCNN --json         # one JSON object as last line
     python benchmarks/method_costs.py --only ResNet18 --methods moon fedig
     python benchmarks/method_costs.py --record costs.jsonl           # continues after a kill
+    python benchmarks/method_costs.py --only SmallCNN           # for docs/methods.md
 
 A training step is three passes through the network that cost about the same: forward, the gradient
 of its maps, the gradient of its weights. The table lists how many of each a method's formula needs
@@ -15,7 +16,8 @@ proportion to their number of weights, which on AlexNet with its 4,096 features 
 network's. Further computation (L2D's stylist) is timed as a program of its own, and added. No
 prediction includes optimizers, corrections by control variates and the server. Methods are timed in
 turn, a few at a time and FedAvg with each few (see `interleave`); the target is that no method
-takes more than 1.25 times its prediction.
+takes more than 1.25 times its prediction. "times" is a round's CPU seconds over FedAvg's; kB down
+and up are what a client receives and sends in a round in addition to what it does under FedAvg.
 
 Here the larger networks have small images and short rounds, far from an epoch of a paper's client,
 so that a round takes seconds. The fewer steps a round has, the larger is the share of work that a
@@ -38,7 +40,7 @@ import optax
 from fedjax_bn import models
 from fedjax_bn.contrib.l2d import draw_stylist, stylize
 from fedjax_bn.engine.backend import for_one_run
-from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
+from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables, traffic
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.run.experiment.method import METHODS
 from interleave import Samples, interleave, paired_ratio, spend
@@ -109,6 +111,7 @@ SIZES = {
     "ResNet18": Size(64, 16, 8),
     "AlexNet": Size(128, 32, 6),
     "DenseNet121": Size(64, 16, 4),
+    "SmallCNN": Size(28, 32, 8),
 }
 CLIENTS, CLASSES = 2, 10
 SHARE = 0.6  # of the new style, the default of `contrib.l2d`
@@ -176,7 +179,10 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
             rounds[DENSE] = compiled_round("fedavg", network, batches, dense=True)
         rounds |= {PARTS[n][0]: (PARTS[n][1](batches), 0.0) for n in few if n in PARTS}
         taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
-        found = {name: row(name, taken, rounds[name][1], own[name]) for name in ("fedavg", *few)}
+        names = ("fedavg", *few)
+        found = {name: row(name, taken, rounds[name][1], own[name]) for name in names}
+        for name in names:
+            found[name] |= extra_bytes(name, network, batches)
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
@@ -236,6 +242,18 @@ def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
 
     own = max(0, weights(name) - weights("fedavg"))
     return own / weights("fedavg", dense=True)
+
+
+def extra_bytes(name: str, network: str, batches: dict[str, jax.Array]) -> dict[str, int]:
+    """Returns what a client receives and sends in a round, in bytes more than under FedAvg."""
+
+    def moved(name: str) -> dict[str, int]:
+        method, start = started(name, network, batches)
+        of_client = jax.tree.map(lambda leaf: leaf[0], batches)
+        return traffic(method, jax.eval_shape(start), of_client)
+
+    more, base = moved(name), moved("fedavg")
+    return {way: more[way] - base[way] for way in base}
 
 
 def compiled_round(
@@ -303,6 +321,7 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
         "seconds": float(taken[name].wall.min()),
         "cpu_seconds": cpu,
         "compile_cpu_seconds": round(compiling, 2),
+        "times": cpu / least_cpu(taken["fedavg"]),
         "by_wall": ratio.of_medians / predicted,
         "by_cpu": cpu / least_cpu(base) / predicted,
     }
@@ -322,7 +341,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     """Returns one line for each method."""
     lines = [
         "            passes                                     measured / predicted   compile",
-        "method      forward  maps  weights   least s     CPU s      by wall   by CPU     CPU s",
+        "method      forward  maps  weights   least s     CPU s      by wall   by CPU     CPU s"
+        "   times   kB down     kB up",
     ]
     for name, found in rows.items():
         forward, maps, weights = found["passes"]
@@ -331,7 +351,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         lines.append(
             f"{name:10}  {forward:7.3g}  {maps:4.3g}  {weights:7.3g}   {found['seconds']:7.3f}   "
             f"{found['cpu_seconds']:7.3f} {over:12.2f}   {of_cpu:6.2f}   "
-            f"{found['compile_cpu_seconds']:7.1f}{above}"
+            f"{found['compile_cpu_seconds']:7.1f} {found['times']:7.2f} {found['down'] / 1e3:9.1f} "
+            f"{found['up'] / 1e3:9.1f}{above}"
         )
     return "\n".join(lines)
 

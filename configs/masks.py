@@ -19,7 +19,7 @@ as unseen one (24, 12, 16 and 15 images), a fifth of the clients' images for tes
     --config configs/masks.py:data.image_size=96,model=UNet:width=16:levels=3,target=DRIVE,\
 optimizer.learning_rate=0.002,data.test=0.2
 
-Stretched to 96 pixels, thin vessels are narrower than a pixel; docs/results/other.md has 128.
+Stretched to 96 pixels, thin vessels are narrower than a pixel.
 """
 
 from ml_collections import ConfigDict

@@ -82,7 +82,7 @@ Small, on a CPU, from random weights:
     --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
     --config.optimizer.momentum=0.9 --config.data.validation=0.1 --config.validate_with=own
     --config.baselines=fedavg
-It takes some minutes; docs/results/other.md has ImageNet's weights and all methods. FedCD in its
+It takes some minutes; docs/results/other.md has ImageNet's weights. FedCD in its
 own protocol is :protocol=fedcd with the same keys but local_steps=0, so that a round is an epoch,
 local_epochs=1 and no baselines. With local_steps=20 its rounds would be as short as FedIG's.
 """

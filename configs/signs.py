@@ -11,8 +11,7 @@ narrow TinyDetector finds round signs and reads their digits; scores are mAP50 i
                                        --config.method=fedavg --config.weigh=risk_extrapolation
     a detector four times as large                            --config.model=TinyDetector
 
-Digits are not mirrored: no one writes them so. Three seeds, and FedCD, are in docs/results/fedcd.md
-(launch/sweeps/signs.py).
+Digits are not mirrored: no one writes them so. launch/sweeps/signs.py has all methods.
 """
 
 from ml_collections import ConfigDict

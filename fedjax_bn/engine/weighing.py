@@ -92,7 +92,8 @@ class Weighing(NamedTuple):
     init: Callable[[int], PyTree]
     # `weigh(state, sizes, risks, messages) -> (weights f[C], state)` of the C clients of the round;
     # messages are their stacked `LocalUpdate.message`, or the results of `report`. A client that
-    # does not count has size and risk 0, and its message is meaningless
+    # does not count has size and risk 0, and its message is meaningless. With `combine` they may
+    # have any sum
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
     # `report(received, variables) -> tree of arrays`, what a client uploads for the rule alone,
     # from its `state.Received` and its trained variables; None for nothing

@@ -100,6 +100,11 @@ ENTRIES: dict[str, Entry] = {
     "APFL": _plain("apfl"),
     "FedALA": _plain("fedala"),
     "gPerXAN": _plain("gperxan"),
+    "FedDyn": _plain("feddyn"),
+    "FedAWA": _plain("fedawa"),
+    "FedLWS": _plain("fedlws"),
+    "FedRoD": _plain("fedrod"),
+    "FedBABU": _plain("fedbabu"),
 }
 
 

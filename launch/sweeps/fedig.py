@@ -16,7 +16,7 @@ split, which the paper follows, has no test samples, and the text names none;
 --config.data.test=0.1 keeps some for the test. FedProx has mu = 0.1 everywhere, the value that the
 text names for Table 3a. Fig. 5 and 6 print no values: their lambdas are points around the ranges of
 A.1. The text does not state how the methods of domain generalization were made federated: here
-FedAvg has their objectives, with our defaults, whose sources docs/contrib.md names; RandAug is for
+FedAvg has their objectives, with our defaults, whose sources their docstrings name; RandAug is for
 DomainBed's augmentation. FedDG shows each client the means of 64 images of every other client, as
 many as a batch.
 """

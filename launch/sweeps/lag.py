@@ -58,7 +58,8 @@ SMALL_CNN = {
 }
 SETTINGS = {
     "scanners": Setting(
-        "", "configs/quickstart.py", {"target": "fax", "model": "SmallDigitCNN:width=8"}
+        *("", "configs/quickstart.py"),
+        {"target": "fax", "model": "SmallDigitCNN:width=8", "data.name": "scanners:seed=0"},
     ),
     "digits": Setting("digits.npz", "configs/digits.py", SMALL_CNN | {"rounds": 15}),
     "PACS": Setting(
@@ -71,7 +72,8 @@ SETTINGS = {
         },
     ),
     "stains": Setting(
-        "", "configs/segmentation.py", {"target": "faded"}, ("fedavg", "fedbn", "silobn")
+        *("", "configs/segmentation.py", {"target": "faded", "data.name": "stains"}),
+        ("fedavg", "fedbn", "silobn"),
     ),
 }
 

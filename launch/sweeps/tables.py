@@ -2,13 +2,13 @@
 
     python launch/sweeps/tables.py --data DATA [--workdir runs] [--only 'fedbn/*'] [--dry-run]
 
-DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py), segmentation/vessels
-(vessels.py) and resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are
-missing waits. It prints the tables with their numbers of runs, of which most take about a minute,
-and makes one after another. WORKDIR/tables/NAME.txt has what a table's commands print: the table,
-or at its end the path of the report. The same command continues after a stop: runs that have
-finished are not repeated, and a table whose file exists is not made again. The exit status is 0 if
-all tables are made, 1 if one failed, 3 if one waits.
+DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py) and
+resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It
+prints the tables with their numbers of runs, of which most take about a minute, and makes one after
+another. WORKDIR/tables/NAME.txt has what a table's commands print: the table, or at its end the
+path of the report. The same command continues after a stop: runs that have finished are not
+repeated, and a table whose file exists is not made again. The exit status is 0 if all tables are
+made, 1 if one failed, 3 if one waits.
 
 PACS from ImageNet's weights takes longer: pacs_imagenet.py.
 """
@@ -25,14 +25,7 @@ from typing import NamedTuple
 
 from plan import ROOT
 
-DATA = {
-    **{"digits": "digits.npz", "pacs": "pacs", "vessels": "segmentation"},
-    **{"resnet50": "resnet50.safetensors", "data": ""},
-}
-ROWS = (  # of all_methods.py, which the page shows
-    "FedAvg,FedBN,FedIG,FedIG-A,FedCD,FedCD-SCI,REA,FedAvgM,FedWon,*group norm,FedDG,HarmoFL,SNR,"
-    "RandConv"
-)
+DATA = {"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""}
 
 
 class Table(NamedTuple):
@@ -56,12 +49,6 @@ def seeded(folder: str, command: str) -> Table:
     return Table(6, (*runs, f"{main} report {place} --out {place}/report.html"))
 
 
-def all_methods(dataset: str, options: str = "") -> Table:
-    """Returns the table of some rows of all_methods.py."""
-    arguments = f"--dataset {dataset} {options} --only '{ROWS}' --workdir {{workdir}}/all_methods"
-    return Table(4 * 13, (f"launch/sweeps/all_methods.py {arguments}",))
-
-
 DIGITS = (
     "--config configs/digits.py --config.data.path={digits} --config.rounds=30 "
     "--config.eval_every=30 --config.baselines=fedavg"
@@ -79,23 +66,15 @@ QUICKSTART = (
 TABLES = {
     "fedbn/scanners": Table(21, (f"benchmarks/examples.py {QUICKSTART}",)),
     "fedbn/digits": seeded("digits", DIGITS),
-    "fedbn/torch": Table(6, ("benchmarks/digits_in_torch.py --path {digits}",)),
     "fedbn/lag": swept(45, "lag", "--data {data}"),
     "fedbn/gaussians": swept(10, "fedbn", "--only 'synthetic/*'"),
     "unseen/digits": swept(45, "unseen", "--only digits,ablations --data.digits={digits}"),
     "fediga/cafl": Table(9, (f"benchmarks/cafl.py {RESNET10}",)),
     "fediga/imagenet": Table(6, (f"benchmarks/cafl.py {RESNET50}",)),
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
-    "fedcd/beach": swept(18, "fedcd_small", "--only beach"),
+    "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
-    "fedcd/signs": swept(42, "signs"),
-    "other/scanners": all_methods("scanners"),
-    "other/beach": all_methods("beach"),
-    "other/digits": all_methods("digits", "--path {digits} --target mnist_m"),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
-    "other/norms": swept(36, "norms", "--data.digits={digits} --data.pacs={pacs}"),
-    "other/glands": swept(9, "segmentation"),
-    "other/vessels": swept(48, "vessels", "--data {vessels}"),
     "other/attacks": Table(
         189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
     ),

@@ -182,6 +182,17 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     np.testing.assert_array_equal(np.sort(used), np.arange(1797))
 
 
+def test_shared_test_scans_are_those_of_all_scanners_and_change_no_training_sample(scanned):
+    shared = scanners.load_scanners(seed=0, shared_test=True)
+    labels = np.concatenate([domain.test.labels for domain in scanned.domains])
+    for domain, own in zip(shared.domains, scanned.domains, strict=True):
+        np.testing.assert_array_equal(domain.test.labels, labels)
+        np.testing.assert_array_equal(domain.train.images, own.train.images)
+        # the same scanner: the means of its images hardly differ
+        means = [split.images.mean((0, 1, 2)) for split in (domain.test, own.test)]
+        np.testing.assert_allclose(*means, atol=5)
+
+
 def test_classes_lie_around_minus_one_and_one_with_the_covariance_of_the_client():
     source = check_source(synthetic.load_synthetic(samples=40000, correlation=-0.5))
     distance = np.abs(np.subtract.outer(np.arange(10), np.arange(10)))

@@ -41,11 +41,11 @@ def by_hand_krum(rows, start, malicious=1, keep=1):
 
 
 def by_hand_geometric_median(rows, start):
-    def total(point):
-        return np.linalg.norm(rows - point, axis=1).sum()
+    def mean_distance(point):
+        far = np.linalg.norm(rows - point, axis=1)
+        return far.mean(), ((point - rows) / far[:, None]).mean(0)
 
-    found = scipy.optimize.minimize(total, rows.mean(0), method="BFGS", options={"gtol": 1e-9})
-    return found.x
+    return scipy.optimize.minimize(mean_distance, rows.mean(0), jac=True, options={"gtol": 1e-9}).x
 
 
 def by_hand_clipping(rows, start, factor=1.0):
@@ -61,6 +61,14 @@ RULES = {
     "multi-krum": (krum(malicious=1, keep=3), functools.partial(by_hand_krum, keep=3), 1e-12),
     "geometric": (geometric_median(iterations=200), by_hand_geometric_median, 1e-6),
     "clipping": (norm_clipping(factor=0.5), functools.partial(by_hand_clipping, factor=0.5), 1e-12),
+}
+
+
+BY_SIZE = {
+    "median": coordinate_median(weights="by_size"),
+    "trimmed": trimmed_mean(trim=0.25, weights="by_size"),
+    "geometric": geometric_median(iterations=200, weights="by_size"),
+    "clipping": norm_clipping(factor=0.5, weights="by_size"),
 }
 
 
@@ -81,21 +89,34 @@ FROM = {"a": START, "b": np.arange(4.0)}
 FROM_ROW = np.concatenate([START.ravel(), np.arange(4.0)])
 
 
+def compare(rule, combine, stacked, sizes, *weights):
+    """The rule's formula, of as many equal rows as a client has samples, and `combine`."""
+    expected = RULES[rule][1](np.repeat(as_rows(stacked), sizes, axis=0), FROM_ROW)
+    for leaf in stacked.values():
+        leaf[sizes == 0] = np.nan
+    for w in weights:
+        leaves, shares = combine(stacked, FROM, w)
+        ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
+        np.testing.assert_allclose(ours, expected, rtol=RULES[rule][2], atol=RULES[rule][2])
+        assert (np.asarray(shares)[sizes == 0] == 0).all()
+        np.testing.assert_allclose(shares.sum(), 1, rtol=1e-12)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
     """Of eight rows some do not count and hold NaN: an even and an odd number of clients."""
-    _, by_hand, rtol = RULES[rule]
     for seed, absent in enumerate([(), (2,), (0, 5, 6), (4, 5, 6)]):
-        stacked = drawn(8, seed)
         counts = ~np.isin(np.arange(8), absent)
-        expected = by_hand(as_rows(stacked)[counts], FROM_ROW)
-        for leaf in stacked.values():
-            leaf[~counts] = np.nan
-        leaves, weights = combined(rule)(stacked, FROM, counts / counts.sum())
-        ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
-        np.testing.assert_allclose(ours, expected, rtol=rtol, atol=rtol)
-        assert (np.asarray(weights)[~counts] == 0).all()
-        np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+        compare(rule, combined(rule), drawn(8, seed), counts.astype(int), counts / counts.sum())
+
+
+@pytest.mark.parametrize("rule", BY_SIZE)
+def test_by_size_a_client_of_n_samples_counts_as_n_clients(x64, rule):
+    combine = jax.jit(BY_SIZE[rule].combine)
+    for sizes in ([1, 2, 3, 4, 5, 8, 13, 20], [1, 0, 1, 2, 0, 3, 1, 2], [0, 3, 0, 2, 1, 0, 2, 2]):
+        sizes = np.array(sizes, np.int32)
+        # Four of each, so that a quarter of all is whole; weights are sizes, or sum to 1.
+        compare(rule, combine, drawn(8, 3), 4 * sizes, sizes, sizes / sizes.sum())
 
 
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
@@ -161,6 +182,7 @@ def said(clients=8, present=None):
         "image": jnp.asarray(image),
         "label": jnp.arange(clients, dtype=jnp.int32).reshape(clients, 1, 1),
         "valid": jnp.ones((clients, 1, 1), bool),
+        "size": jnp.arange(1, clients + 1, dtype=jnp.int32),
     }
     present = np.ones(clients, bool) if present is None else present
     return batches | {"participates": jnp.asarray(present)}
@@ -185,9 +207,10 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
     present = np.arange(8) != 3
     batches = said(8, present)
     counts = present & (np.arange(8) != 1)
-    state, metrics = played(batches, weigh=RULES[rule][0])
+    state, metrics = played(batches, weigh=BY_SIZE.get(rule, RULES[rule][0]))
     rows = np.asarray(batches["image"]).reshape(8, 6)
-    expected = RULES[rule][1](rows[counts].astype(np.float64), np.zeros(6))
+    times = counts * (np.arange(4, 36, 4) if rule in BY_SIZE else 1)
+    expected = RULES[rule][1](np.repeat(rows, times, axis=0).astype(np.float64), np.zeros(6))
     np.testing.assert_allclose(state.shared["params"]["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(
         state.personal["batch_stats"]["mean"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
@@ -203,7 +226,7 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
 @pytest.mark.parametrize("rule", slow_but("clipping"))
 def test_devices_a_deployment_and_a_cohort_give_the_numbers_of_one_round(rule):
     """Five clients on two devices: a row of padding counts nowhere."""
-    weigh, batches = RULES[rule][0], said(6)
+    weigh, batches = BY_SIZE.get(rule, RULES[rule][0]), said(6)
     batches = jax.tree.map(lambda x: x[:6], batches)
     alone, metrics = played(batches, weigh=weigh)
 

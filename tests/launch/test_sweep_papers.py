@@ -12,7 +12,6 @@ import numpy as np
 import pacs_imagenet
 import plan
 import pytest
-import segmentation
 import signs
 import sweep
 import tsmobn
@@ -31,7 +30,7 @@ from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
     *PAPERS,
-    *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, segmentation.SWEEP, signs.SWEEP, vessels.SWEEP),
+    *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, signs.SWEEP, vessels.SWEEP),
     *(medsegbench.SWEEP, unifed_small.SWEEP, unseen.SWEEP),
 )
 NAMES = [one.name for one in ALL]

@@ -65,6 +65,10 @@ def _embedded(load: Callable[..., Dataset], about: str = "", **options: Any) -> 
     return _described(read, load, about)
 
 
+def _scanners(config: ConfigDict, seed: Seed | None = None, shared_test: bool = False) -> Dataset:
+    return scanners.load_scanners(config.seed if seed is None else seed, shared_test=shared_test)
+
+
 def _read_files(
     load: Callable[..., Source], *data_keys: str, about: str = "", decodes: bool = True
 ) -> _Read:
@@ -117,7 +121,7 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
 
 EMBEDDED: dict[str, _Read] = {
     "cow_on_beach": _embedded(cow_on_beach.load_cow_on_beach),
-    "scanners": _embedded(scanners.load_scanners),
+    "scanners": _described(_scanners, scanners.load_scanners),
     "signs": _embedded(signs.load_signs),
     "signs_shortcut": _embedded(
         signs.load_signs, "signs whose rims mostly reveal the digit, but not in dusk", shortcut=True
