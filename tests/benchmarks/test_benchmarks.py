@@ -1,5 +1,6 @@
 """Benchmarks are run by hand; here that they still fit the library, and how they measure."""
 
+import functools
 import json
 import runpy
 import stat
@@ -7,12 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
 from fedjax_bn.models import MLP
+from fedjax_bn.normalization import BatchNorm
+from method_table import METHODS
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 HELPERS = ("in_torch", "interleave", "machine", "tasks")
@@ -29,28 +35,6 @@ def measure():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_benchmark_imports_only_what_is_there(file):
     assert "main" in runpy.run_path(str(file), run_name="benchmark")
-
-
-def test_pytorchs_side_has_every_setting_of_a_round_and_of_evaluation(monkeypatch):
-    pytest.importorskip("torch")
-    # as outside the tests, whose folders pytest puts on the path
-    ours = Path(__file__).parents[1]
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if ours not in Path(p).parents])
-    for name in ("in_torch", "torch_models", "torch_yolo"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import in_torch
-    import tasks
-
-    tiny = tasks.DIGITS._replace(samples=2, batch=2)
-    network = in_torch.network(tiny)  # drawing its 14 million numbers takes a second each time
-    monkeypatch.setattr(in_torch, "network", lambda task: network)
-    for cores, in_turn, at_once in ((1, 2, 0), (2, 4, 2), (16, 4, 2)):
-        monkeypatch.setattr(in_torch, "CORES", cores)
-        chosen = [in_torch.settings(2, at_once=at_once) for at_once in (False, True)]
-        assert list(map(len, chosen)) == [in_turn, at_once]
-        assert all(at.at_once * at.threads in (1, cores) for group in chosen for at in group)
-        assert len(in_torch.rounds(tiny, chosen[0])) == in_turn
-        assert len(in_torch.evaluations(tiny, 20, chosen[0])) == 2 * in_turn
 
 
 def test_interleaving_runs_every_program_once_a_repetition_in_changing_orders(measure):
@@ -189,3 +173,64 @@ def test_a_peer_answers_round_by_round_and_its_children_count(tmp_path):
     peer.end()
     time.sleep(0.1)
     assert not any(Path(f"/proc/{one}/exe").exists() for one in everyone[:1])
+
+
+BATCH = (2, 2, 16)
+
+
+class Deep(nn.Module):
+    """Equal layers, whose products are nearly all that is counted."""
+
+    def setup(self):
+        self.head = nn.Dense(2)
+
+    @nn.compact
+    def features(self, x):
+        for _ in range(4):
+            x = nn.relu(BatchNorm()(nn.Dense(64)(x)))
+        return x.mean((1, 2))
+
+    def classify(self, features):
+        return self.head(features)
+
+    def __call__(self, x):
+        return self.classify(self.features(x))
+
+
+@pytest.fixture
+def benchmark(folder):
+    return runpy.run_path(str(folder / "method_costs.py"), run_name="benchmark")
+
+
+@functools.cache
+def products(name, **options):
+    """Operations of matrix products in a round."""
+    from on_accelerator.flops import of_function
+
+    method, key = METHODS[name](Deep(), optax.sgd(0.1), **options), jax.random.key(0)
+    batches = {
+        "image": jnp.zeros((*BATCH, 6, 6, 3)),
+        "label": jnp.zeros(BATCH, jnp.int32),
+        "valid": jnp.ones(BATCH, bool),
+    }
+    variables = jax.eval_shape(Deep().init, key, batches["image"][0, 0])
+    state = jax.eval_shape(lambda v: method.init(key, v, BATCH[0]), variables)
+    return of_function(method.round, state, batches, key)
+
+
+def test_every_method_has_its_passes(benchmark):
+    assert {*benchmark["PASSES"]} == {*METHODS}
+
+
+TRACED = (
+    *("apfl", "ditto", "fedala", "fedcd", "feddg", "fedig", "fediga", "fedrep", "fedsam"),
+    *("gperxan", "hbn", "l2d", "moon", "perfedavg", "randconv", "scaffold"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRACED)
+def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
+    options = benchmark["OPTIONS"].get(name, {})
+    found = products(name, **options) / products("fedavg")
+    assert found == pytest.approx(benchmark["predicted_of"](name), rel=0.07)

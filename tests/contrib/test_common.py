@@ -31,7 +31,7 @@ KINDS = {name: {} for name in (*OWN, "fediga", *contrib.__all__)} | {
 }
 NETS = {"fedwon": fed.PlainNet()}  # the others have batch norm
 # What looks at who is valid in a batch, or keeps something of its own.
-TELLING = ("mixstyle", "perfedavg", "scaffold")
+TELLING = ("mixstyle", "scaffold")
 OFTEN = [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in TELLING)) for kind in KINDS]
 
 

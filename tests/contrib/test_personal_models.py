@@ -308,6 +308,7 @@ def test_a_client_predicts_with_its_own_model_and_an_unseen_one_with_the_shared(
     fed.assert_close(predict(unseen), predict({"params": state.shared["params"]}), 0, 0)
 
 
+@pytest.mark.slow
 def test_an_adaptation_of_a_client_with_an_own_model_moves_that_model():
     method = ditto(Maps(), fed.SGD, prepare=lambda x, dtype: x)
     state, _ = fed.run_rounds(method, fed.variables_of(Maps()), fed.batches_of(SIZES), 2)

@@ -1,4 +1,4 @@
-"""Augmentation: every operation against Pillow on real images, every random choice by its law."""
+"""Augmentations against Pillow and the standard library, and the drawing of samples."""
 
 import colorsys
 from functools import partial
@@ -13,6 +13,7 @@ from scipy import stats
 from sklearn.datasets import load_sample_images
 
 from fedjax_bn.data.pixels import augment
+from fedjax_bn.data.sampling import drawing
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (60, 80, 7, 5, 16)]
@@ -189,3 +190,41 @@ def test_a_key_decides_every_bit_and_a_sample_does_not_depend_on_the_others(name
     results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
     for i, j in zip(*np.triu_indices(4, 1), strict=True):
         assert (results[i] != results[j]).mean() > 0.3
+
+
+def arrays(sizes=(7, 3), seed=0):
+    random = np.random.default_rng(seed)
+    return [
+        (random.normal(size=(n, 6)).astype(np.float32), random.integers(0, 3, n)) for n in sizes
+    ]
+
+
+def test_every_epoch_holds_each_sample_once_with_its_label():
+    clients = arrays()
+    draw = drawing(clients, batch_size=4, local_epochs=2)
+    first, second = (draw(jax.random.key(seed)) for seed in range(2))
+    assert first["label"].shape == (2, 4, 4)
+    for k, (images, labels) in enumerate(clients):
+        for epoch in (slice(0, 2), slice(2, 4)):
+            valid = np.asarray(first["valid"][k, epoch])
+            index = np.asarray(first["image"][k, epoch])[valid]
+            assert sorted(index) == list(range(len(images)))
+            np.testing.assert_array_equal(first["source"][k][index], images[index])
+            np.testing.assert_array_equal(first["label"][k, epoch][valid], labels[index])
+    assert (first["image"] != second["image"]).any()
+    assert first["size"].tolist() == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([], "no domains"),
+        ([(np.zeros((2, 6), np.float32), np.zeros(3, int))], "client 0"),
+        ([(np.zeros((2, 6), np.float32), np.array([0.5, 1]))], "the labels of client 0"),
+        ([*arrays((2,)), (np.zeros((2, 5), np.float32), np.zeros(2, int))], r"\[5\]"),
+        ([(np.zeros((2, 6), int), np.zeros(2, int))], "the images of client 0 have dtype int64"),
+    ],
+)
+def test_arrays_that_do_not_suit_are_refused(clients, said):
+    with pytest.raises(ValueError, match=said):
+        drawing(clients)

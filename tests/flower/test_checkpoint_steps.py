@@ -15,8 +15,9 @@ from fedjax_bn.flower.settings import config_of, node_of, run_of
 from flower_apps import nodes_of, run_config
 from flower_grid import LocalGrid
 
-SCAFFOLD = "method=scaffold,share=all_but_batch_norm,batch_size=4,local_epochs=3"
+FEDBN = "method=fedbn,batch_size=4,local_epochs=3"
 CHANGES = (
+    "method=scaffold,share=all_but_batch_norm,batch_size=4,local_epochs=3",
     *(f"method={name}" for name in ("moon", "fedrep", "fedala", "fedadg")),
     "method=fedbn,privacy=client:clip=0.1",
     "method=fedbn,optimizer.keep=True,data.device_megabytes=0",  # read by the host
@@ -54,7 +55,7 @@ def opened(folder, changes, **settings):
 
 
 @pytest.mark.parametrize(
-    "changes", [SCAFFOLD, *(pytest.param(x, marks=pytest.mark.slow) for x in CHANGES)]
+    "changes", [FEDBN, *(pytest.param(x, marks=pytest.mark.slow) for x in CHANGES)]
 )
 def test_a_site_goes_on_from_its_last_piece_and_from_no_other_training(
     folder, tmp_path, disk, changes

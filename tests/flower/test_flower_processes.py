@@ -362,54 +362,6 @@ def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_sim
     )
 
 
-@on_linux
-def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_killed(
-    x64, federation
-):
-    """A third registered SuperNode says that it is client 0, whose own leaves before the restart.
-
-    Only the ServerApp is killed. The keys are listed, so that it does not matter who comes first.
-    """
-    folder, environment = federation.folder, federation.environment
-    workdir, changes = folder / "server-liar", f"{SCAFFOLD},rounds=2"
-    certificates, port = folder / "runs" / "certificates", int(environment["PORT"])
-    keys = [fingerprint(certificates / f"node-{k}.pub") for k in range(3)]
-    listed = {"client-keys": ",".join(keys[:2])}
-    pids = pids_of(federation)
-    honest = command_of(pids["client-0"])
-    register = ["flwr", "supernode", "register", certificates / "node-2.pub", "local"]
-    subprocess.run(register, env=honest["env"], check=True)
-    ports = {str(port + 1): str(port + 3)}
-    changed = [ports.get(argument, argument) for argument in honest["args"]]
-    changed = [one.replace("node-0", "node-2").replace("/client-0", "/liar") for one in changed]
-    join(federation, "liar", honest | {"args": changed})
-    try:
-        process = start(federation, workdir, changes, **listed)
-        wait_for(checkpoint_of(workdir, 1).exists, process)
-        below = descendants(pids["superlink"])
-        kill(process.pid, *(pid for pid in below if "flwr-serverapp" in shown(pid)))
-        process.communicate()
-        before = records_in(workdir)
-        os.kill(pids["client-0"], signal.SIGTERM)
-        wait_for(lambda: ended(pids["client-0"]))
-        log = log_of(federation, "liar")
-        asked = log.read_text().count("Sending: query")
-        process = start(federation, workdir, changes, **listed)
-        wait_for(lambda: log.read_text().count("Sending: query") > asked, process)
-        join(federation, "client-0", honest)
-        wait_for_rounds(process, workdir, 2)
-        process.communicate(timeout=LIMIT)
-    finally:
-        os.kill(pids_of(federation)["liar"], signal.SIGTERM)
-    assert records_in(workdir)[:1] == before
-    for record in records_in(workdir):
-        ((node, why),) = record["refused"].items()
-        assert keys[2] in node
-        assert keys[0] in why
-        assert "left_out" not in record
-    assert_simulated(federation, workdir, changes)
-
-
 @pytest.mark.parametrize(
     ("authority", "key", "why"),
     [

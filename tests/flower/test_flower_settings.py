@@ -165,6 +165,7 @@ def test_a_difference_names_what_differs_both_values_and_a_remedy(part, change, 
     assert difference(other, other) == ""
 
 
+@pytest.mark.slow
 def test_a_run_without_rounds_only_scores_and_a_site_that_differs_is_refused(
     folder, tmp_path, caplog
 ):

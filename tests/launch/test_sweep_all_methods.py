@@ -1,19 +1,32 @@
-"""The comparison of all methods: its rows, its runs, its intervals, a table from start to end."""
+"""Comparisons that the library makes itself: of methods, attacks, adaptations, joined clients."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import all_methods
+import attacks
 import compared
 import entries
+import jax
+import joining
+import lag
 import numpy as np
 import plan
 import pytest
+import streams
+from scipy import stats
 
 import runs
+from federations import SGD, OneNorm, batches_of, client, one_by_one, variables_of
+from fedjax_bn import sharing
 from fedjax_bn.arguments.errors import NotFiniteError
+from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.run import train
 from fedjax_bn.run.config import check
 from fedjax_bn.run.experiment.datasets import DATASETS
+from fedjax_bn.run.files import finished_run
 from method_table import METHODS
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
@@ -116,3 +129,120 @@ def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold
     assert all_methods.main([*arguments, "--config.data.split=official"]) == 0
     assert len(trained) == 4
     assert "dog left out: data.name=tiny, rounds=1, " in capsys.readouterr().out
+
+
+KEY = jax.random.key(2)
+
+
+def uploads(kind, count):
+    """What clients 0 and 1 upload in the first round, minus what they received."""
+    method = attacks.attacked(OneNorm(), SGD, kind=kind, count=count)
+    state = method.init(KEY, variables_of(OneNorm()), 8)
+    after, (first, second, *_) = one_by_one(method, state, batches_of((4,) * 8), KEY)
+    return [
+        (
+            jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"]),
+            client(after.personal, k),
+        )
+        for k, upload in enumerate((first, second))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [("scale", -100), pytest.param("flip", -1, marks=pytest.mark.slow)]
+)
+def test_attackers_scale_what_they_send_and_the_others_do_not(kind, times):
+    honest, attacking = uploads(kind, 0), uploads(kind, 2)
+    jax.tree.map(np.testing.assert_array_equal, attacking[0], honest[0])
+    for ours, theirs in zip(*map(jax.tree.leaves, (attacking[1][0], honest[1][0])), strict=True):
+        np.testing.assert_allclose(ours, times * theirs, rtol=1e-3, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, attacking[1][1], honest[1][1])
+
+
+def test_every_attack_and_stream_has_a_valid_configuration():
+    for rule in attacks.RULES:
+        changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
+        assert plan.configuration("configs/quickstart.py", changes).weigh == rule
+    for setting in streams.SETTINGS.values():
+        plan.configuration(setting.config, setting.changes)
+
+
+def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(attacks, "RULES", ("krum:malicious=2",))
+    scores = {f"c{k}": float(k) for k in range(8)}
+    weights = [dict.fromkeys(scores, share) for share in (0.1, 0.2)]
+    for kind, count in attacks.ATTACKS.values():
+        folder = tmp_path / "fedbn" / "krum-malicious=2" / f"{kind}-{count}" / "0"
+        folder.mkdir(parents=True)
+        summary = {"last_round": {"internal": scores | {"mean": 99.0}}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        lines = [json.dumps({"weights": one}) for one in weights]
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+    text = attacks.report("fedbn", tmp_path, 1)
+    rows = [line for line in text.splitlines() if line.startswith("| krum")]
+    one, two = np.mean([0, 2, 3, 4, 5, 6, 7]), np.mean([0, 2, 3, 4, 6, 7])
+    means = " | ".join(("3.5", *(f"{mean:.1f}" for mean in (one, two) * 4)))
+    assert rows[0] == f"| krum:malicious=2 | {means} |"
+    assert rows[1] == f"| krum:malicious=2 | {' | '.join(('15.0', '30.0') * 4)} |"
+    assert rows[3] == f"| krum:malicious=2 | {' | '.join(('15.0',) * 8)} |"
+
+
+def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
+    labels = np.arange(400, dtype=np.int32) % 7
+    split = Split(np.full((400, 4, 4, 3), labels[:, None, None, None], np.uint8), labels)
+    experiment = SimpleNamespace(unseen=(Domain("new", None, None, split),))
+    random, by_class = streams.streams(experiment, 0).values()
+    assert len(random.labels) == streams.LENGTH
+    np.testing.assert_array_equal(np.sort(random.labels), by_class.labels)
+    assert (np.diff(random.labels) < 0).any()
+    np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)
+
+
+def test_the_table_of_lag_has_means_and_the_gap_of_each_kind_of_statistics(tmp_path):
+    (tmp_path / "PACS").mkdir()
+    for method, seed in itertools.product(("fedavg", "fedbn", "silobn", "fedig"), range(3)):
+        gain = {"running": 10 + seed, "batch": 2, "precise": 1}
+        scores = {s: {"mean": 50.0 + (method == "fedbn") * x} for s, x in gain.items()}
+        (tmp_path / "PACS" / f"{method}-{seed}.json").write_text(json.dumps(scores))
+    head, _, _, fedbn, _, _, running, batch, *_ = lag.report(tmp_path).splitlines()
+    reach = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    assert head == "| | PACS |"
+    assert fedbn == "| FedBN | 61.0/52.0/51.0 |"
+    assert running.endswith(f"running | +11.0 [{11 - reach:.1f}, {11 + reach:.1f}] |")
+    assert batch.endswith("batch | +2.0 [2.0, 2.0] |")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of FedBN that left dog out."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        folder = tmp_path_factory.mktemp("joining") / "run"
+        config = runs.config(method="fedbn", rounds=2, optimizer__learning_rate=0.3)
+        runs.train.run(config, folder, say=lambda text: None)
+        yield folder
+
+
+@pytest.mark.slow
+def test_only_batch_norm_moves(run):
+    about = finished_run.read_about(run)
+    config = finished_run.configuration(about["config"])
+    experiment, state, _ = finished_run.restore(run, config, about["form"])
+    received = global_variables(state)
+    joined, accuracy = joining.join(
+        config, experiment, received, joining.find_client(config, "dog")
+    )
+    own = jax.tree.map(lambda leaf: leaf[0], client_variables(joined))
+    stays = jax.tree.leaves(sharing.all_but_batch_norm(received))
+    for before, after, same in zip(*map(jax.tree.leaves, (received, own)), stays, strict=True):
+        assert np.array_equal(before, after) == same
+    assert accuracy.keys() == {"received", "joined"}
+
+
+@pytest.mark.slow
+def test_the_command_writes_an_evaluation_that_reports_read(run, capsys):
+    assert joining.main(["--workdir", str(run), "--epochs", "30"]) == 0
+    written = json.loads((run / "evaluations" / "joined.json").read_text())
+    accuracy = written["unseen"]["dog"]
+    assert accuracy["joined"] > accuracy["received"]
+    assert f"joined {accuracy['joined']:.2f} %" in capsys.readouterr().out

@@ -136,17 +136,6 @@ def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
                     assert cell.adaptation in (*known, *PERSONAL)
 
 
-def test_seeds_are_the_papers():
-    def seeds(one, prefix):
-        runs = [run for run in one.runs if run.name.startswith(prefix)]
-        return {run.changes["seed"] for run in runs}
-
-    assert seeds(fedig.SWEEP, "pacs/") == {0, 1, 2, 3}  # "four runs"
-    assert seeds(tsmobn.SWEEP, "") == {0, 1, 2}  # "random seed 0, 1, 2"
-    assert seeds(fedbn.SWEEP, "office/") == {0, 1, 2, 3, 4}  # "5-trial"
-    assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
-
-
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0

@@ -1,6 +1,6 @@
-"""FedCD: what travels, what it reduces to, what a run keeps."""
+"""FedCD and its SCI: what travels, what it reduces to, what a run keeps."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,16 @@ import pytest
 
 import federations as fed
 import runs
+import small_oracle
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.methods import fedbn, fedcd
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.forward import forward
+from fedjax_bn.report.page import write_report
 from fedjax_bn.sharing import all_but_batch_norm
+from fedjax_bn.state import Received
+from small_oracle import SmallNet
 
 KEY = jax.random.key(5)
 SGD = optax.sgd(0.1, momentum=0.5)
@@ -175,20 +181,11 @@ def test_wrong_arguments_are_refused(option, value):
         fedcd(NET, SGD, **{option: value}).init(KEY, start(), 3)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A finished run by configuration, with its report."""
-    from fedjax_bn.report.page import write_report
-
-    folder = tmp_path_factory.mktemp("fedcd")
-    adaptations = ("running", "running:mask=False")
-    runs.finished(folder, method="fedcd:eta=3.0", rounds=2, adaptations=adaptations)
-    write_report(folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
+def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(tmp_path):
+    adaptations = ("running", "running:mask=False")
+    folder = runs.finished(tmp_path, method="fedcd:eta=3.0", rounds=2, adaptations=adaptations)
+    write_report(folder)
     lines = runs.lines(folder)
     files = sorted((folder / "masks").iterdir())
     assert [file.name for file in files] == ["0001.npz", "0002.npz"]
@@ -201,3 +198,35 @@ def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
         weights = [line["weights"][name] for name in runs.NAMES[:3]]
         np.testing.assert_allclose(mean, weights @ own, rtol=1e-5)
     assert lines[0]["mask_l1"] != lines[1]["mask_l1"]
+
+
+def test_sci_gives_the_reference_numbers(shared, x64):
+    stored = small_oracle.load(shared)
+    variables = small_oracle.variables_from(stored, "init")
+    variables["mask"] = {"features": jnp.asarray(stored["sci__mask"])}
+    batch = {
+        "image": jnp.asarray(stored["sci__x"]),
+        "label": jnp.asarray(stored["sci__y"], jnp.int32),
+        "valid": jnp.ones(8, bool),
+    }
+    learned, _ = learning(SmallNet(), prepare=lambda images, dtype: images.astype(dtype))
+    objective = aligned_objective(learned, float(stored["sci__lam"]))
+    server = Alignment({"features": jnp.asarray(stored["sci__global_gradient"])}, jnp.int32(1))
+
+    def both(trained):
+        return objective({**variables, **trained}, batch, Received((), (), (), server), KEY)
+
+    trained = {name: variables[name] for name in ("params", "mask")}
+    step = jax.jit(jax.value_and_grad(both, has_aux=True))
+    (total, (_, reported)), gradients = step(trained)
+    close = partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-14)
+    close(reported.loss, stored["sci__cross_entropy"])
+    close(total, stored["sci__total"])
+    close(reported.gradient["features"], stored["sci__mask_gradient"])
+    close(gradients["mask"]["features"], stored["sci__grad__mask"])
+    params = gradients["params"]
+    for layer in ("fc1", "fc2"):
+        close(params[layer]["kernel"].T, stored[f"sci__grad__{layer}.weight"])
+        close(params[layer]["bias"], stored[f"sci__grad__{layer}.bias"])
+    for ours, theirs in (("scale", "weight"), ("bias", "bias")):
+        close(params["bn1"][ours], stored[f"sci__grad__bn1.{theirs}"])

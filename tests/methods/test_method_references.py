@@ -258,7 +258,7 @@ CASES = {
         pytest.param("moon", "all", 1, ALL, "map", marks=pytest.mark.slow),
         pytest.param("moon", "bn_local", 2, SOME, "vmap:2", marks=pytest.mark.slow),
         pytest.param("feddc", "all", 2, SOME, "map", marks=pytest.mark.slow),
-        ("feddc", "bn_local", 1, SOME, "vmap:2"),
+        pytest.param("feddc", "bn_local", 1, SOME, "vmap:2", marks=pytest.mark.slow),
         ("feddyn", "all", 2, SOME, "map"),
         pytest.param("perfedavg", "all", 2, ALL, "map", marks=pytest.mark.slow),
         pytest.param("perfedavg", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""What test_processes.py starts several times: one process of several that train the tiny data."""
+"""What test_checkpoints.py starts several times: one of several processes on the tiny data."""
 
 import json
 import os
