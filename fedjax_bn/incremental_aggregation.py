@@ -11,15 +11,8 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import (
-    ServerUpdate,
-    Sums,
-    Weighing,
-    WeighingRule,
-    conclude,
-    last_weights,
-    weighted_part,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import ServerUpdate, Sums, Weighing, WeighingRule
 from fedjax_bn.engine.weighing import relative_weights
 from fedjax_bn.state import FederatedState, Upload
 
@@ -59,7 +52,7 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
 
     def part(upload: Upload) -> Sums:
         # The common factor is the same for all clients, so that it cancels at the end.
-        return weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
+        return aggregation.weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:
         like = jax.eval_shape(part, upload)
@@ -75,7 +68,8 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         )
 
     def end(state: FederatedState, running: Running) -> tuple[FederatedState, jax.Array]:
-        after, finite = conclude(server, state, running.sums, running.counts, len(running.counts))
-        return after._replace(weights=last_weights(running.weights, state)), finite
+        counts = running.counts
+        after, finite = aggregation.conclude(server, state, running.sums, counts, len(counts))
+        return after._replace(weights=aggregation.last_weights(running.weights, state)), finite
 
     return Adding(begin, jax.jit(add, donate_argnums=0), jax.jit(end))

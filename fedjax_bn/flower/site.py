@@ -29,18 +29,10 @@ from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_ba
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
-from fedjax_bn.flower import messages
+from fedjax_bn.flower import messages, site_files
 from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, adds_noise, config_of, deployed, node_of
-from fedjax_bn.flower.site_files import (
-    digest_of_round,
-    load_arrays,
-    load_own,
-    save_arrays,
-    save_own,
-    train_in_pieces,
-)
 from fedjax_bn.methods.selection import in_pieces
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
@@ -193,9 +185,9 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         if not (every := node.checkpoint_steps):
             return run(method.client, fresh)
         settings = [*flatten(config)], every, longest, describe_machine()
-        digest = digest_of_round(settings, (broadcast, own, rows, extra))
+        digest = site_files.digest_of_round(settings, (broadcast, own, rows, extra))
         # Steps have the run's key, with which they can go on; only the upload has the secret one.
-        begun = train_in_pieces(partial(run, method.train, keys), every, path, digest)
+        begun = site_files.train_in_pieces(partial(run, method.train, keys), every, path, digest)
         return run(method.client, fresh, begun)
 
     return train
@@ -292,7 +284,7 @@ class _Task:
             begun = self.place / "begun.npz"
             part, upload = jax.device_get(site.train(order, broadcast, self._own(), begun))
             number = int(broadcast.round) + 1
-            save_own(self.place, number, part._replace(frozen=()), order.begin)
+            site_files.save_own(self.place, number, part._replace(frozen=()), order.begin)
             begun.unlink(missing_ok=True)
         if not site.node.reports("losses"):
             # NaN instead of no leaf, because the server requires the exact form of an upload.
@@ -354,12 +346,12 @@ class _Task:
         frozen = {"frozen": like.frozen}
         if begin:
             form = jax.eval_shape(lambda state: own_of(state, 0), like)
-            part = load_own(self.place, begin, form._replace(frozen=()))
-            frozen = load_arrays(path, frozen) if jax.tree.leaves(frozen) else frozen
+            part = site_files.load_own(self.place, begin, form._replace(frozen=()))
+            frozen = site_files.load_arrays(path, frozen) if jax.tree.leaves(frozen) else frozen
         else:
             part = jax.device_get(own_of(self.site.start(), 0))
             sent = {name: x for name, x in self.arrays.items() if name.startswith("frozen/")}
             frozen = from_named(sent, frozen)
             if sent:
-                save_arrays(path, frozen)
+                site_files.save_arrays(path, frozen)
         return part._replace(**frozen)
