@@ -27,11 +27,7 @@ class Running(NamedTuple):
 
 
 class Adding(NamedTuple):
-    """The server's half of a round, as pure functions.
-
-    A round gives what `server_step` gives for the stacked uploads, up to rounding, and holds one
-    upload.
-    """
+    """The server's half of a round, as pure functions; it equals `server_step` up to rounding."""
 
     # `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes
     begin: Callable[[int, Upload], Running]

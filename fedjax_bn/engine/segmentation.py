@@ -115,10 +115,8 @@ def overlaps(
     labelled = (label["mask"] != UNLABELLED)[..., None]
     predicted_regions = regions_of(predicted, classes, nested=nested) & labelled
     true = regions_of(label["mask"], classes, nested=nested)
-    counts = jnp.stack([predicted_regions & true, predicted_regions, true], -1).sum(
-        (1, 2), dtype=jnp.int32
-    )
-    return Overlaps(counts, valid, label.get("volume"))
+    pixels = jnp.stack([predicted_regions & true, predicted_regions, true], -1)
+    return Overlaps(pixels.sum((1, 2), dtype=jnp.int32), valid, label.get("volume"))
 
 
 def dice_and_iou(counted: Overlaps) -> tuple[Any, Any]:

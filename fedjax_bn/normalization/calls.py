@@ -101,7 +101,10 @@ def _linen_intercepted() -> Iterator[None]:
 def _intercept_linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
     if not _handlers.get():
         return function(*args, **kwargs)
-    call = _linen_call(context.module, context.method_name)
+    module = context.module
+    dense = isinstance(module, nn.Dense)
+    kernel = module.get_variable("params", "kernel", ()) if dense else None
+    call = Call(module.path, context.method_name, kernel, linen_normalizer(module), module)
     return through_handlers(function, call)(*args, **kwargs)
 
 
@@ -218,9 +221,3 @@ def init_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
 def network_name(model: Any) -> str:
     """Returns the name of the class of a model without its wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
-
-
-def _linen_call(module: nn.Module, method: str) -> Call:
-    dense = isinstance(module, nn.Dense)
-    kernel = module.get_variable("params", "kernel", ()) if dense else None
-    return Call(module.path, method, kernel, linen_normalizer(module), module)
