@@ -149,10 +149,9 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             if path_names(path)[0] == STATISTICS or not floating:
-                raise ValueError(
-                    f"privacy cannot noise the statistic or integer {'/'.join(path_names(path))}: "
-                    "use share=all_but_statistics or all_but_batch_norm"
-                )
+                name = "/".join(path_names(path))
+                remedy = "use share=all_but_statistics or all_but_batch_norm"
+                raise ValueError(f"privacy cannot noise the statistic or integer {name}: {remedy}")
         state = server.init(shared, personal)
         # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))

@@ -150,8 +150,7 @@ def federate(
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
-        "batch", which divides the samples of a batch; None for one device, or
-        for those of `engine.devices.over_devices`.
+        "batch", which divides a batch's samples; None for those of `devices.over_devices`, or one.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError

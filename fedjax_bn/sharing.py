@@ -123,9 +123,8 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
         for path in module_paths:
             if not any(names[: len(path)] == path for names in leaf_paths):
                 modules = ", ".join(sorted({names[0] for names in leaf_paths}))
-                raise ValueError(
-                    f"the path {'/'.join(path)!r} of frozen or names is not in the model: {modules}"
-                )
+                place = f"the path {'/'.join(path)!r} of frozen or names"
+                raise ValueError(f"{place} is not in the model: {modules}")
 
         def chosen(path: tuple, leaf: Any) -> bool:
             del leaf
@@ -233,10 +232,9 @@ def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     """Returns the paths of norms; raises ValueError if there are none."""
     # Without this check a model with another kind of norm would be shared as a whole.
     if not norms:
-        raise ValueError(
-            "the sharing rule keeps norms local, and the model has no batch norm (mean or variance "
-            f"in '{STATISTICS}'; for all_but_norms no norm): use share=everything, or add one"
-        )
+        fault = "the sharing rule keeps norms local, and the model has no batch norm"
+        norm = f"mean or variance in '{STATISTICS}'; for all_but_norms no norm"
+        raise ValueError(f"{fault} ({norm}): use share=everything, or add one")
     return norms
 
 

@@ -225,10 +225,8 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     """Returns both on the host, labels as i32[N]; raises ValueError if they do not fit."""
     outputs, labels = np.asarray(outputs), np.asarray(labels)
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
-        raise ValueError(
-            f"outputs {list(outputs.shape)} and labels {list(labels.shape)} must be [N, classes] "
-            "and [N]: one-hot labels need .argmax(-1)"
-        )
+        shapes = f"outputs {list(outputs.shape)} and labels {list(labels.shape)}"
+        raise ValueError(f"{shapes} must be [N, classes] and [N]: one-hot labels need .argmax(-1)")
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
@@ -289,7 +287,6 @@ def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
 def require_classifier(method: str, task: Task) -> None:
     """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
-        raise ValueError(
-            f"{method} needs the logits of a classifier, and its task scores {task.score.name!r}: "
-            "use a method such as fedbn"
-        )
+        score = task.score.name
+        needs = f"needs the logits of a classifier, and its task scores {score!r}"
+        raise ValueError(f"{method} {needs}: use a method such as fedbn")

@@ -110,15 +110,13 @@ def check_rounds(optimizer: _Optimizer, trained: Variables, keep: bool) -> None:
         seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)
         jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
-        raise ValueError(
-            f"the local optimizer cannot step ({one_line(error)}): masks and labels must have the "
-            f"form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
-        ) from error
+        fault = f"the local optimizer cannot step ({one_line(error)})"
+        form = f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
+        raise ValueError(f"{fault}: masks and labels must have {form}") from error
     if not keep and _holds(state, _COUNTING, (_InRound,)):
-        raise ValueError(
-            "the local optimizer counts steps, and would start again every round: set "
-            "keep_optimizer=True, or write the schedule by fedjax_bn.local_step.by_round"
-        )
+        fault = "the local optimizer counts steps, and would start again every round"
+        remedy = "set keep_optimizer=True, or write the schedule by fedjax_bn.local_step.by_round"
+        raise ValueError(f"{fault}: {remedy}")
 
 
 def response(
@@ -189,10 +187,9 @@ def check_fresh(method: str, optimizer: _Optimizer, options: Mapping[str, Any]) 
         if not jax.tree.leaves(optimizer.init(jnp.zeros(()))):
             return
     if options.get("keep_optimizer"):
-        raise ValueError(
-            f"{method} divides by the response of a fresh optimizer, and keep_optimizer=True keeps "
-            "its momentum: leave it out, or use SGD without momentum"
-        )
+        fault = f"{method} divides by the response of a fresh optimizer"
+        remedy = "leave it out, or use SGD without momentum"
+        raise ValueError(f"{fault}, and keep_optimizer=True keeps its momentum: {remedy}")
 
 
 def _taking_extra(optimizer: _Optimizer) -> optax.GradientTransformationExtraArgs:

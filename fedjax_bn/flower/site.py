@@ -28,7 +28,6 @@ from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
-from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
 from fedjax_bn.flower import messages, site_files
 from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
@@ -40,7 +39,7 @@ from fedjax_bn.run.experiment.datasets import configured_clients, read_data
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
-from fedjax_bn.state import Broadcast
+from fedjax_bn.state import Broadcast, FederatedState, Own, Upload, broadcast_of, own_of
 from fedjax_bn.training.evaluation.answers import Keep, predictions_of
 from fedjax_bn.training.evaluation.evaluate import Evaluate, batch_accuracy, internal_evaluator
 from fedjax_bn.training.rounds import megabytes, stream_rounds
@@ -110,17 +109,14 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
         only_domain = choices[0] if len(choices) == 1 else ""
         key, choice = "domain", node.domain or only_domain
     if choice not in choices:
-        raise ConfigError(
-            f"the node config's {key}={getattr(node, key)!r} is not in "
-            f"{node.data or dataset.name}, which has {', '.join(choices)}"
-        )
+        place = f"{node.data or dataset.name}, which has {', '.join(choices)}"
+        raise ConfigError(f"the node config's {key}={getattr(node, key)!r} is not in {place}")
     internal, options = dataset._replace(domains=(dataset.domains[choices.index(choice)],)), {}
     if every := node.checkpoint_steps:
         if config.local_selection:
-            raise ConfigError(
-                f"the node config's checkpoint-steps={every} stores no state that "
-                f"config.local_selection={config.local_selection} has chosen: leave one of them out"
-            )
+            steps = f"the node config's checkpoint-steps={every}"
+            chosen = f"state that config.local_selection={config.local_selection} has chosen"
+            raise ConfigError(f"{steps} stores no {chosen}: leave one of them out")
         options["train"] = in_pieces(every)
     return assemble(config, internal, (), **options)
 
@@ -262,10 +258,9 @@ class _Task:
         check_shapes(site.experiment, site.start, self.order.population)
         losses, scores = node.reports("losses"), node.reports("accuracies")
         if weighs_by_validation(config) and not losses:
-            raise ConfigError(
-                f"config.weigh={brief(config.weigh)} sends this client's validation losses: add "
-                f"losses to report={brief(node.report)} in its node config"
-            )
+            rule = f"config.weigh={brief(config.weigh)}"
+            remedy = f"add losses to report={brief(node.report)} in its node config"
+            raise ConfigError(f"{rule} sends this client's validation losses: {remedy}")
         weights = jax.ShapeDtypeStruct((self.order.population,), site.like.weights.dtype)
         log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
         names = self._sent_names()
@@ -329,10 +324,9 @@ class _Task:
         if not self.order.serve_unseen or not names:
             return []
         if not self.site.node.serve_unseen:
-            raise ConfigError(
-                f"the server asks client {self.site.node.client} for {names[0]}, which stays: set "
-                "serve-unseen=true in its node config, or serve-unseen=false in the run config"
-            )
+            asked = f"the server asks client {self.site.node.client} for {names[0]}"
+            remedy = "serve-unseen=true in its node config, or serve-unseen=false in the run config"
+            raise ConfigError(f"{asked}, which stays: set {remedy}")
         return names
 
     def _broadcast(self) -> Broadcast:

@@ -68,7 +68,6 @@ def intercepting(
       reads_outputs: whether the handler reads or changes outputs of modules. Then a batch norm
         before a pooling is computed before it on accelerators too.
     """
-
     token = _handlers.set((*_handlers.get(), (handler, concerns)))
     read = _outputs_read.set(_outputs_read.get() or reads_outputs)
     try:

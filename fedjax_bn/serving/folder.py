@@ -186,10 +186,8 @@ def renew(folder: Path) -> list[str]:
                 incomparable.append(text)
                 continue
             if not np.allclose(_trial(fresh, text, arrays), expected, atol=tolerance):
-                raise ValueError(
-                    f"the new program of {text} in {folder} disagrees with the old one, which "
-                    f"stays: {_AGAIN}"
-                )
+                fault = f"the new program of {text} in {folder} disagrees with the old one"
+                raise ValueError(f"{fault}, which stays: {_AGAIN}")
         (folder / _PROGRAMS).mkdir(exist_ok=True)
         for path in (*(fresh / _PROGRAMS).iterdir(), fresh / _ABOUT):
             os.replace(path, folder / path.relative_to(fresh))
@@ -315,10 +313,10 @@ def load(
     if not about.is_of_library or not (named_by_user or name in ADAPTATIONS):
         # Code that only the folder names is never imported; only its program is used.
         if adapt not in about.programs or not trust:
-            raise ValueError(
-                f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
-                f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
-            )
+            code = f"{about.model!r} with --adapt {adapt!r} is not of this library"
+            needs = f"--trust and a program of {folder}, which is code"
+            served = ", ".join(about.programs)
+            raise ValueError(f"{code}: it needs {needs}; served are {served}")
         facts = about.programs[adapt]
         with _damage_named(_program_path(folder, adapt), note or _remedy(folder, about)):
             program, start = _program_in(folder, adapt)
