@@ -7,7 +7,7 @@ loss f[]) and `grad` to the optimizer's update, as optax passes extra arguments.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_bn.arguments.text import one_line
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
-_Optimizer = optax.GradientTransformation
+_Optimizer: TypeAlias = optax.GradientTransformation
 # States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 # States that count their own steps; that of a scheduled weight decay has no public name.

@@ -158,10 +158,9 @@ class Host:
         """
         personal = sent_personal(jax.eval_shape(self.alone).personal)
         if jax.tree.leaves(personal) and not jax.tree.leaves(server.served):
-            fault = (
-                "an unseen client cannot be served, because personal leaves stayed with the clients"
-            )
-            return f"{fault}: serve-unseen=true in the run config and each node config sends them"
+            reason = "personal leaves stayed with the clients"
+            remedy = "serve-unseen=true in the run config and each node config sends them"
+            return f"an unseen client cannot be served, because {reason}: {remedy}"
         number = summary["selected_round"]
         with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
             if number in checkpoint.steps(manager):
