@@ -43,11 +43,7 @@ __all__ = [
     "report", "serving", "sharing", "simulate", "simulation", "state", "task", "tasks", "training",
 ]  # fmt: skip
 
-_FUNCTIONS = {
-    "cite": "references",
-    "load_run": "run.files.finished_run",
-    "simulate": "simulation",
-}
+_FUNCTIONS = {"cite": "references", "load_run": "run.files.finished_run", "simulate": "simulation"}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,12 +36,13 @@ from fedjax_bn.engine.weighing import generalization_adjustment as generalizatio
 from fedjax_bn.engine.weighing import in_dtypes_of, normalized, relative_weights, weighted
 from fedjax_bn.engine.weighing import uniform as uniform
 from fedjax_bn.engine.weighing import weighted_mean as weighted_mean
-from fedjax_bn.sharing import STATISTICS, Variables, path_names
+from fedjax_bn.sharing import STATISTICS, path_names
 from fedjax_bn.state import FederatedState, Received, Upload
 from fedjax_bn.state import ServerState as ServerState
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
+_Stepped = tuple[PyTree, ServerState]
 
 
 class Aggregate(NamedTuple):
@@ -94,7 +95,7 @@ class ServerUpdate(NamedTuple):
     """
 
     init: Callable[[PyTree, PyTree], ServerState]
-    update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
+    update: Callable[[PyTree, Aggregate, ServerState], _Stepped]
     message_weight: _MessageWeight = _as_leaves
 
 
@@ -118,9 +119,7 @@ def averaging(
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         return ServerState(sent=start(shared, personal) if start else ())
 
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
+    def update(shared: PyTree, aggregate: Aggregate, state: ServerState) -> _Stepped:
         del shared
         if renew is None:
             return aggregate.mean, state
@@ -150,18 +149,15 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             if path_names(path)[0] == STATISTICS or not floating:
-                raise ValueError(
-                    f"privacy cannot noise the statistic or integer {'/'.join(path_names(path))}: "
-                    "use share=all_but_statistics or all_but_batch_norm"
-                )
+                name = "/".join(path_names(path))
+                remedy = "use share=all_but_statistics or all_but_batch_norm"
+                raise ValueError(f"privacy cannot noise the statistic or integer {name}: {remedy}")
         state = server.init(shared, personal)
         # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))
         return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
 
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
+    def update(shared: PyTree, aggregate: Aggregate, state: ServerState) -> _Stepped:
         noise, mean = state.kept, aggregate.mean
         if privacy.at == "server" and not is_known(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
@@ -193,19 +189,14 @@ def reporting(
         update = client.run(received, batches, key)
         return update._replace(message=(update.message, report(received, update.variables)))
 
-    def update(
-        shared: Variables, aggregate: Aggregate, state: ServerState
-    ) -> tuple[Variables, ServerState]:
+    def update(shared: PyTree, aggregate: Aggregate, state: ServerState) -> _Stepped:
         return server.update(shared, aggregate._replace(message=aggregate.message[0]), state)
 
     def weigh_reports(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: tuple) -> tuple:
         return weigh.weigh(state, sizes, risks, messages[1])
 
-    return (
-        client._replace(run=run),
-        server._replace(update=update),
-        weigh._replace(weigh=weigh_reports, report=None),
-    )
+    rule = weigh._replace(weigh=weigh_reports, report=None)
+    return client._replace(run=run), server._replace(update=update), rule
 
 
 class Sums(NamedTuple):

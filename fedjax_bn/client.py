@@ -1,8 +1,7 @@
 """Trains one client for a round, as a pure function: a scan over its local steps.
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
-of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client;
-`aggregation` implements the server's half.
+of the four seams that `fedjax_bn.local_step` lists. `aggregation` implements the server's half.
 """
 
 import functools
@@ -232,10 +231,9 @@ def clipping(client: Client, privacy: Privacy) -> Client:
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         update = client.run(received, batches, key)
         if sent := len(jax.tree.leaves(update.message)):
-            raise ValueError(
-                f"privacy would neither clip nor noise the {sent} arrays that this method sends "
-                "beside leaves: use a method such as fedbn"
-            )
+            arrays = f"the {sent} arrays that this method sends beside leaves"
+            remedy = "use a method such as fedbn"
+            raise ValueError(f"privacy would neither clip nor noise {arrays}: {remedy}")
         shared, personal = split_like(update.variables, received.shared)
         # Clip before adding noise, because the noise is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)

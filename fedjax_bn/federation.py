@@ -15,39 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedjax_bn.aggregation import (
-    ServerUpdate,
-    Sums,
-    Weighing,
-    WeighingRule,
-    averaging,
-    by_size,
-    conclude,
-    early_weights,
-    in_place_of_mean,
-    noising,
-    reporting,
-    server_step,
-    sum_uploads,
-    uniform,
-    weigh_uploads,
-    weighted_part,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import ServerUpdate, Sums, Weighing, WeighingRule
 from fedjax_bn.client import Begun, Client, clipping, take_part, take_steps
+from fedjax_bn.engine import devices
 from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
-from fedjax_bn.engine.devices import (
-    BATCH,
-    CLIENTS,
-    Meeting,
-    clients_at_once,
-    current_mesh,
-    map_and_sum,
-    on_each_device,
-    pad_rows,
-    padded,
-    place_on_mesh,
-    split_batches,
-)
+from fedjax_bn.engine.devices import Meeting
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.robust import update_norms
@@ -177,8 +150,7 @@ def federate(
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
-        "batch", which divides the samples of a batch; None for one device, or
-        for those of `engine.devices.over_devices`.
+        "batch", which divides a batch's samples; None for those of `devices.over_devices`, or one.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
@@ -188,15 +160,16 @@ def federate(
       ValueError: `clients`, `mesh` or `weigh` cannot be used; at `init`, `share` needs a batch norm
         and the model has none, or shares statistics in spite of privacy.
     """
-    clients_at_once(clients)  # raises ValueError for an unknown one
-    server = server or averaging()
+    devices.clients_at_once(clients)  # raises ValueError for an unknown one
+    server = server or aggregation.averaging()
     if privacy is not None:
-        if weigh not in (None, uniform):
+        if weigh not in (None, aggregation.uniform):
             raise ValueError("privacy needs weigh=uniform, as its noise is made for equal clients")
-        client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
-    client, server, weigh = reporting(client, server, weigh or by_size)
+        client, server = clipping(client, privacy), aggregation.noising(server, privacy)
+        weigh = aggregation.uniform
+    client, server, weigh = aggregation.reporting(client, server, weigh or aggregation.by_size)
     if mesh is not None:
-        if CLIENTS not in mesh.axis_names:
+        if devices.CLIENTS not in mesh.axis_names:
             raise ValueError(f"mesh={mesh} lacks the axis of jax.make_mesh((n,), ('clients',))")
         # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
         mesh = Mesh(mesh.devices, mesh.axis_names)
@@ -205,7 +178,7 @@ def federate(
     # The state is donated, so that XLA holds the personal leaves of K clients once.
     of_round = jax.jit(functools.partial(_round, plan), donate_argnums=0)
     of_client = jax.jit(functools.partial(_take_part, plan))
-    served = functools.partial(server_step, plan.server, plan.weigh)
+    served = functools.partial(aggregation.server_step, plan.server, plan.weigh)
 
     # Labels are checked outside the programs, because only there can their values be read.
     def run_round(state: FederatedState, batches: Batches, key: jax.Array) -> Any:
@@ -248,8 +221,8 @@ def _like_jitted(function: Callable, program: Any) -> Any:
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
-    mesh = current_mesh(plan.mesh)
-    rows = padded(num_clients, mesh)
+    mesh = devices.current_mesh(plan.mesh)
+    rows = devices.padded(num_clients, mesh)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     mask: PyTree = plan.share(variables)
@@ -266,9 +239,9 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     server, weighing = jax.tree.map(jnp.copy, (server, weighing))
     weights, count = normalized(jnp.ones(num_clients)), jnp.zeros((), jnp.int32)
     state = FederatedState(count, shared, server, weights, weighing, (), (), frozen)
-    state = place_on_mesh(state, mesh, by_client=False)
+    state = devices.place_on_mesh(state, mesh, by_client=False)
     client_rows = stack(personal, rows), stack(memory, rows)
-    personal, memory = place_on_mesh(client_rows, mesh, by_client=True)
+    personal, memory = devices.place_on_mesh(client_rows, mesh, by_client=True)
     return state._replace(personal=personal, memory=memory)
 
 
@@ -293,9 +266,9 @@ def _round(
     plan: _Plan, state: FederatedState, batches: Batches, key: jax.Array
 ) -> tuple[FederatedState, Metrics]:
     """Runs one round: broadcast, local training, aggregation."""
-    plan = plan._replace(mesh=current_mesh(plan.mesh))
+    plan = plan._replace(mesh=devices.current_mesh(plan.mesh))
     rows = state.weights.shape[0]
-    total = padded(rows, plan.mesh)
+    total = devices.padded(rows, plan.mesh)
     # On a mesh the caller may have padded the batches already, to place them on the devices.
     padded_rows = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, padded_rows, plan.client.epochs)
@@ -308,36 +281,26 @@ def _round(
         present = jnp.arange(padded_rows) < rows
         batches["participates"] = batches.get("participates", present) & present
     before = Own(state.personal, state.memory)
-    rows_before, batches = pad_rows((before, batches), total)
-    split_rows = rows_before, split_batches(batches, plan.mesh)
+    rows_before, batches = devices.pad_rows((before, batches), total)
+    split_rows = rows_before, devices.split_batches(batches, plan.mesh)
     # `common` is copied to every device, so the clients' rows are left out of it.
     common = (state._replace(personal=(), memory=()), key)
-    train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
+    train_all = devices.on_each_device(functools.partial(_train_all, plan), plan.mesh)
     (sums, weighing, seen), rows_after = train_all(common, split_rows)
     # Cut the padding to the length of the state's rows, which on a mesh are padded themselves.
     rows_after = jax.tree.map(lambda after, start: after[: len(start)], rows_after, before)
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
     # The server's step runs once, not on each device: the sums are the same on all of them.
-    after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
+    after, finite = aggregation.conclude(plan.server, state, sums, seen["counts"], everybody)
     weights = normalized(seen["weights"])
     # A round in which no client counts keeps the last weights; > is False for NaN too.
     last_weights = jnp.where(weights.sum() > 0, weights, state.weights)
-    after = after._replace(
-        weights=last_weights,
-        weighing=weighing,
-        personal=rows_after.personal,
-        memory=rows_after.memory,
-    )
-    return after, {
-        **({"norm": seen["norm"]} if "norm" in seen else {}),
-        "loss": jnp.where(seen["participates"], seen["loss"], jnp.nan),
-        "step_loss": seen["step_loss"],
-        "risk": seen["risk"],
-        "weights": weights,
-        "finite": seen["finite"],
-        "server_finite": finite,
-    }
+    after = after._replace(weights=last_weights, weighing=weighing)
+    after = after._replace(personal=rows_after.personal, memory=rows_after.memory)
+    loss = jnp.where(seen.pop("participates"), seen["loss"], jnp.nan)
+    del seen["counts"]
+    return after, seen | {"loss": loss, "weights": weights, "server_finite": finite}
 
 
 def _train_all(
@@ -347,21 +310,21 @@ def _train_all(
     (state, key), (rows_before, batches) = common, rows
     broadcast, num_clients = broadcast_of(state), state.weights.shape[0]
     sizes = {} if plan.mesh is None else plan.mesh.shape
-    divided = min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
+    divided = min(sizes.get(devices.CLIENTS, 1), sizes.get(devices.BATCH, 1)) > 1
     # If weights are known before training, the trained models need not all be held at once.
-    early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
+    early = aggregation.early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 
     def train(row: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
         row = row._replace(frozen=state.frozen)
         row, upload, losses = take_part(plan.client, broadcast, row, batches, key, divided)
         if weight is None:
             return (), row, (upload, losses)
-        part = weighted_part(plan.server, weight, upload)
+        part = aggregation.weighted_part(plan.server, weight, upload)
         # The sum already includes the upload's leaves; stacked they would fill the memory.
         return part, row, (upload._replace(shared=(), message=()), losses)
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
-    results = map_and_sum(train, plan.clients, rows_before, early, batches)
+    results = devices.map_and_sum(train, plan.clients, rows_before, early, batches)
     sums, rows_after, (uploads, losses) = results
     weights: PyTree = early
     weighing, combined, extra_metrics = state.weighing, None, {}
@@ -372,7 +335,7 @@ def _train_all(
         _, everybody = meeting.together((), needed)
         # Drop the padding rows: the rule's state has rows for real clients only.
         everybody = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        weighed = weigh_uploads(plan.weigh, weighing, everybody, state.shared)
+        weighed = aggregation.weigh_uploads(plan.weigh, weighing, everybody, state.shared)
         weights, combined, weighing = weighed
         weights = meeting.local_rows(weights)
         if combined is not None:
@@ -380,18 +343,11 @@ def _train_all(
             extra_metrics["norm"] = jnp.where(uploads.counts, norms, jnp.nan)
             # Every device has combined the leaves of all clients, so they are not summed again.
             uploads = uploads._replace(shared=())
-        sums = sum_uploads(plan.server, weights, uploads)
-    counts = uploads.counts
-    seen = extra_metrics | {
-        "loss": uploads.loss,
-        "step_loss": losses,
-        "risk": uploads.risk,
-        "weights": jnp.where(counts, weights, 0),
-        "finite": uploads.finite,
-        "participates": uploads.participates,
-        "counts": counts,
-    }
+        sums = aggregation.sum_uploads(plan.server, weights, uploads)
+    read, counts = ("loss", "risk", "finite", "participates"), uploads.counts
+    seen = extra_metrics | {name: getattr(uploads, name) for name in read}
+    seen |= {"step_loss": losses, "weights": jnp.where(counts, weights, 0), "counts": counts}
     sums, seen = meeting.together(sums, seen)
     if combined is not None:
-        sums = in_place_of_mean(sums, combined)
+        sums = aggregation.in_place_of_mean(sums, combined)
     return (sums, weighing, seen), rows_after

@@ -11,15 +11,8 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import (
-    ServerUpdate,
-    Sums,
-    Weighing,
-    WeighingRule,
-    conclude,
-    last_weights,
-    weighted_part,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import ServerUpdate, Sums, Weighing, WeighingRule
 from fedjax_bn.engine.weighing import relative_weights
 from fedjax_bn.state import FederatedState, Upload
 
@@ -34,11 +27,7 @@ class Running(NamedTuple):
 
 
 class Adding(NamedTuple):
-    """The server's half of a round, as pure functions.
-
-    A round gives what `server_step` gives for the stacked uploads, up to rounding, and holds one
-    upload.
-    """
+    """The server's half of a round, as pure functions; it equals `server_step` up to rounding."""
 
     # `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes
     begin: Callable[[int, Upload], Running]
@@ -59,7 +48,7 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
 
     def part(upload: Upload) -> Sums:
         # The common factor is the same for all clients, so that it cancels at the end.
-        return weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
+        return aggregation.weighted_part(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:
         like = jax.eval_shape(part, upload)
@@ -75,7 +64,8 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         )
 
     def end(state: FederatedState, running: Running) -> tuple[FederatedState, jax.Array]:
-        after, finite = conclude(server, state, running.sums, running.counts, len(running.counts))
-        return after._replace(weights=last_weights(running.weights, state)), finite
+        counts = running.counts
+        after, finite = aggregation.conclude(server, state, running.sums, counts, len(counts))
+        return after._replace(weights=aggregation.last_weights(running.weights, state)), finite
 
     return Adding(begin, jax.jit(add, donate_argnums=0), jax.jit(end))

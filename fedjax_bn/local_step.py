@@ -33,6 +33,7 @@ Batch = dict[str, PyTree]
 # What objectives and gradients return: (value f[] or {collection: tree}, (loss f[], moved)).
 Value = tuple[jax.Array, tuple[jax.Array, PyTree]]
 Grads = tuple[Variables, tuple[jax.Array, PyTree]]
+_Stepped = tuple[Variables, PyTree, jax.Array]  # with the loss f[]
 Objective = Callable[[Variables, Batch, Received, jax.Array], Value]
 Gradient = Callable[[Variables, Batch, Received, jax.Array], Grads]
 
@@ -48,9 +49,7 @@ class LocalStep(NamedTuple):
     """
 
     init: Callable[[Variables], PyTree]
-    update: Callable[
-        [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
-    ]
+    update: Callable[[Variables, PyTree, Batch, Received, jax.Array], _Stepped]
     check: Callable[[Variables, bool], None] = lambda variables, keep: None
 
 
@@ -98,7 +97,7 @@ def gradient_step(
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, PyTree, jax.Array]:
+    ) -> _Stepped:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
         # An optimizer that starts afresh each round cannot count rounds, so it is given this one.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
@@ -130,7 +129,7 @@ def in_turn(*steps: LocalStep) -> LocalStep:
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, PyTree, jax.Array]:
+    ) -> _Stepped:
         states, losses = [], []
         for step, step_state in zip(steps, state, strict=True):
             variables, after, loss = step.update(variables, step_state, batch, received, key)

@@ -144,9 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     path("report", "--out", "the page, with its tables beside it", default="report.html")
     flag("report", "--baseline", "method that others are compared with", default="")
     flag("list", "names", "such as methods", nargs="*", metavar="KIND [NAME]")
-    flag(
-        "cite", "names", "methods, adaptations, data sets; all for none", nargs="*", metavar="NAME"
-    )
+    citable = "methods, adaptations, data sets; all for none"
+    flag("cite", "names", citable, nargs="*", metavar="NAME")
     flag("cite", "--config", f"{config}: what it uses", default="")
     return everything
 

@@ -90,10 +90,8 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
     # Without the collection, so that it does not change what the inner rule decides for the others.
     def rule(variables: Variables) -> PyTree:
         selected = {name: tree for name, tree in variables.items() if name == collection}
-        return {
-            **share(without(variables, collection)),
-            **(everything if shared else nothing)(selected),
-        }
+        whole = (everything if shared else nothing)(selected)
+        return {**share(without(variables, collection)), **whole}
 
     return rule
 
@@ -125,9 +123,8 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
         for path in module_paths:
             if not any(names[: len(path)] == path for names in leaf_paths):
                 modules = ", ".join(sorted({names[0] for names in leaf_paths}))
-                raise ValueError(
-                    f"the path {'/'.join(path)!r} of frozen or names is not in the model: {modules}"
-                )
+                place = f"the path {'/'.join(path)!r} of frozen or names"
+                raise ValueError(f"{place} is not in the model: {modules}")
 
         def chosen(path: tuple, leaf: Any) -> bool:
             del leaf
@@ -147,10 +144,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     leaves: collections that a method adds are trained. ValueError if all or no parameters are.
     """
     network = ("params", STATISTICS)
-    mask = {
-        name: tree if name in network else jax.tree.map(lambda _: False, tree)
-        for name, tree in mask.items()
-    }
+    mask = {name: tree if name in network else nothing(tree) for name, tree in mask.items()}
     chosen = jax.tree.leaves(mask)
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
         frozen_leaves = "every parameter" if any(chosen) else "no leaf"
@@ -238,10 +232,9 @@ def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     """Returns the paths of norms; raises ValueError if there are none."""
     # Without this check a model with another kind of norm would be shared as a whole.
     if not norms:
-        raise ValueError(
-            "the sharing rule keeps norms local, and the model has no batch norm (mean or variance "
-            f"in '{STATISTICS}'; for all_but_norms no norm): use share=everything, or add one"
-        )
+        fault = "the sharing rule keeps norms local, and the model has no batch norm"
+        norm = f"mean or variance in '{STATISTICS}'; for all_but_norms no norm"
+        raise ValueError(f"{fault} ({norm}): use share=everything, or add one")
     return norms
 
 
@@ -258,18 +251,17 @@ def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:
 def split_like(variables: Variables, shared: PyTree) -> tuple[PyTree, PyTree]:
     """Splits variables at the leaves that an earlier `split` put into `shared`."""
     # JAX treats None as an empty subtree unless `is_leaf` accepts it.
-    mask = jax.tree.map(lambda leaf: leaf is not None, shared, is_leaf=_is_none)
+    mask = jax.tree.map(lambda leaf: leaf is not None, shared, is_leaf=lambda leaf: leaf is None)
     return split(variables, mask)
 
 
 def join(shared: PyTree, personal: PyTree) -> Variables:
     """Undoes `split`."""
-    return jax.tree.map(
-        lambda leaf, personal_leaf: personal_leaf if leaf is None else leaf,
-        shared,
-        personal,
-        is_leaf=_is_none,
-    )
+
+    def joined(leaf: Any, personal_leaf: Any) -> Any:
+        return personal_leaf if leaf is None else leaf
+
+    return jax.tree.map(joined, shared, personal, is_leaf=lambda leaf: leaf is None)
 
 
 def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: PyTree = ()) -> str:
@@ -303,7 +295,3 @@ def _totals(entries: list[tuple[str, int, int]]) -> tuple[str, int, int]:
     """Returns the names of leaves, and the sums of their values and bytes."""
     names = ", ".join(entry[0] for entry in entries)
     return names, sum(entry[1] for entry in entries), sum(entry[2] for entry in entries)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None

@@ -14,6 +14,7 @@ import optax
 from scipy.special import ndtri
 
 from fedjax_bn.arguments.ranges import AtLeast0, Range, UpTo1, bounded
+from fedjax_bn.engine import segmentation as masks
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.imbalance import (
     BALANCED,
@@ -24,13 +25,7 @@ from fedjax_bn.engine.imbalance import (
     sums_by_class,
 )
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
-from fedjax_bn.engine.segmentation import (
-    Overlaps,
-    dice_and_iou,
-    logits_of,
-    overlaps,
-    segmentation_loss,
-)
+from fedjax_bn.engine.segmentation import Overlaps
 
 PyTree = Any
 _Classes = Annotated[int, Range("at least 2 and at most 255", lambda n: 2 <= n <= UNLABELLED)]
@@ -147,11 +142,11 @@ def segmentation(
     """
 
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
-        predicted = logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)
-        return overlaps(predicted, label, valid, classes, nested=nested)
+        predicted = masks.logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)
+        return masks.overlaps(predicted, label, valid, classes, nested=nested)
 
     weights, score = as_class_weights(class_weights), Score("Dice", of_batch, _mean_dice)
-    loss = partial(segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)
+    loss = partial(masks.segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)
     if weights or focal:
         loss = partial(loss, class_weights=weights, focal=focal)
     balanced = weights == BALANCED
@@ -161,7 +156,7 @@ def segmentation(
 def _mean_dice(overlaps: Overlaps) -> jax.Array:
     """Returns the mean Dice f[] in percent of batches [T, B, ...]; 0 without samples."""
     joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), overlaps)
-    (dice, _), weights = dice_and_iou(joined)
+    (dice, _), weights = masks.dice_and_iou(joined)
     return 100 * (dice.mean(-1) * weights).sum() / weights.sum().clip(1e-9)
 
 
@@ -230,10 +225,8 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     """Returns both on the host, labels as i32[N]; raises ValueError if they do not fit."""
     outputs, labels = np.asarray(outputs), np.asarray(labels)
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
-        raise ValueError(
-            f"outputs {list(outputs.shape)} and labels {list(labels.shape)} must be [N, classes] "
-            "and [N]: one-hot labels need .argmax(-1)"
-        )
+        shapes = f"outputs {list(outputs.shape)} and labels {list(labels.shape)}"
+        raise ValueError(f"{shapes} must be [N, classes] and [N]: one-hot labels need .argmax(-1)")
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
@@ -294,7 +287,6 @@ def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
 def require_classifier(method: str, task: Task) -> None:
     """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
-        raise ValueError(
-            f"{method} needs the logits of a classifier, and its task scores {task.score.name!r}: "
-            "use a method such as fedbn"
-        )
+        score = task.score.name
+        needs = f"needs the logits of a classifier, and its task scores {score!r}"
+        raise ValueError(f"{method} {needs}: use a method such as fedbn")

@@ -39,10 +39,8 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     needed = {*REQUIRED, *["population"] * ("client" in batches)}
     missing, unknown = needed - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
-        raise ValueError(
-            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: optional are "
-            f"{', '.join(_OPTIONAL)}"
-        )
+        faults = f"lack {sorted(missing)} and have unknown {sorted(unknown)}"
+        raise ValueError(f"batches {faults}: optional are {', '.join(_OPTIONAL)}")
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
     forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
     forms |= dict.fromkeys((*_BY_CLIENT, "source", "validation"), (rows,))
@@ -51,10 +49,9 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             fits = len(shape) == 3 and leaf.shape[: len(form)] == form
             fits &= leaf.ndim == 1 or name not in _BY_CLIENT
             if not fits or (name == "valid" and leaf.dtype != bool):
-                raise ValueError(
-                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}, but must begin with "
-                    f"{list(form)} of [K={rows}, S, B], valid as bool"
-                )
+                array = f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}"
+                begin = f"{list(form)} of [K={rows}, S, B], valid as bool"
+                raise ValueError(f"{array}, but must begin with {begin}")
     if shape[1] % epochs:
         raise ValueError(f"{shape[1]} steps are not {epochs} equal epochs: pad them by valid=False")
 

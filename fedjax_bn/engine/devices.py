@@ -52,10 +52,7 @@ def cpu_cores() -> int:
 
 
 def map_and_sum(
-    function: Callable[..., tuple[PyTree, PyTree, PyTree]],
-    clients: str,
-    rows: PyTree,
-    *stacked: PyTree,
+    function: Callable[..., tuple], clients: str, rows: PyTree, *stacked: PyTree
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the sum of all clients' parts, their new rows and their results, both stacked.
 
@@ -113,9 +110,8 @@ def _map_and_sum(function: Callable, clients: str, rows: PyTree, *stacked: PyTre
             single = jax.tree.map(lambda x: x[0], (before, *group))
             part, *row_and_result = function(*single)
             after, results = jax.tree.map(lambda x: x[None], tuple(row_and_result))
-        rows = jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, after
-        )
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        rows = jax.tree.map(put, rows, after)
         return (jax.tree.map(jnp.add, total, part), rows), results
 
     grouped = num_clients - num_clients % size

@@ -32,9 +32,8 @@ def check_images(images: np.ndarray, place: str = "images") -> None:
         return
     # Up to four numbers of the last axis may be channels.
     if shape[1] in (1, 3) and min(shape[2:]) > 4:
-        raise ValueError(
-            f"{place} {list(shape)} are not [N, H, W, C]: use np.moveaxis(images, 1, -1)"
-        )
+        remedy = "use np.moveaxis(images, 1, -1)"
+        raise ValueError(f"{place} {list(shape)} are not [N, H, W, C]: {remedy}")
     if _is_float(images.dtype) and _holds_bytes(images):
         raise ValueError(f"{place} are {images.dtype} numbers of bytes: use uint8, or images / 255")
 
@@ -94,10 +93,9 @@ def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | 
     fits = labels.ndim == 1 if shape is None else labels.shape == shape
     if not (fits and (labels.dtype.kind in "iu" or _is_float(labels.dtype))):
         form = "[N]" if shape is None else [*shape]
-        raise ValueError(
-            f"{place} is {labels.dtype}{[*labels.shape]}; it must be {allowed} of shape {form}: "
-            "convert it by astype(int), one-hot labels by argmax(-1)"
-        )
+        array = f"{place} is {labels.dtype}{[*labels.shape]}"
+        remedy = "convert it by astype(int), one-hot labels by argmax(-1)"
+        raise ValueError(f"{array}; it must be {allowed} of shape {form}: {remedy}")
 
 
 def known_labels(

@@ -43,9 +43,8 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     expected = _leaves(like)
     missing, unknown = sorted(expected.keys() - arrays), sorted(arrays.keys() - expected.keys())
     if missing or unknown:
-        raise ValueError(
-            f"arrays lack {missing[:3]} and add {str(unknown[:3])[:200]}: models differ"
-        )
+        faults = f"lack {missing[:3]} and add {str(unknown[:3])[:200]}"
+        raise ValueError(f"arrays {faults}: models differ")
 
     def fitting(name: str, leaf: Any) -> np.ndarray:
         array, dtype = np.asarray(arrays[name]), np.dtype(leaf.dtype)
@@ -53,10 +52,8 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         if array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
             array = array.view(dtype)
         if array.shape != leaf.shape or array.dtype != dtype:
-            raise ValueError(
-                f"the array {name} is {array.dtype}{list(array.shape)}, not "
-                f"{dtype}{list(leaf.shape)}: models, data or precision differ"
-            )
+            form = f"{dtype}{list(leaf.shape)}: models, data or precision differ"
+            raise ValueError(f"the array {name} is {array.dtype}{list(array.shape)}, not {form}")
         return array
 
     fitted = [fitting(name, leaf) for name, leaf in expected.items()]

@@ -7,7 +7,7 @@ loss f[]) and `grad` to the optimizer's update, as optax passes extra arguments.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from fedjax_bn.arguments.text import one_line
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
+_Optimizer: TypeAlias = optax.GradientTransformation
 # States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 # States that count their own steps; that of a scheduled weight decay has no public name.
@@ -46,9 +47,7 @@ class _InRound(NamedTuple):
     inner: PyTree  # the state of the round's optimizer
 
 
-def by_round(
-    make: Callable[[jax.Array], optax.GradientTransformation],
-) -> optax.GradientTransformationExtraArgs:
+def by_round(make: Callable[[jax.Array], _Optimizer]) -> optax.GradientTransformationExtraArgs:
     """Returns a local optimizer that differs from round to round.
 
         by_round(lambda round: optax.sgd(optax.cosine_decay_schedule(0.1, 100)(round)))
@@ -73,13 +72,13 @@ def by_round(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def start(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
+def start(optimizer: _Optimizer, trained: Variables) -> PyTree:
     """Returns the optimizer's state before the first step over {collection: tree}."""
     return optimizer.init(_seen_by(optimizer, trained))
 
 
 def descend(
-    optimizer: optax.GradientTransformation,
+    optimizer: _Optimizer,
     gradients: Variables,
     state: PyTree,
     variables: Variables,
@@ -104,30 +103,24 @@ def check_optimizer(optimizer: object) -> None:
         raise ValueError(f"optimizer={optimizer!r} is not optax's: give, say, optax.sgd(0.1)")
 
 
-def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, keep: bool) -> None:
+def check_rounds(optimizer: _Optimizer, trained: Variables, keep: bool) -> None:
     """Raises ValueError if an optimizer cannot step, or counts steps that clients do not `keep`."""
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
         seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)
         jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
-        raise ValueError(
-            f"the local optimizer cannot step ({one_line(error)}): masks and labels must have the "
-            f"form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
-        ) from error
+        fault = f"the local optimizer cannot step ({one_line(error)})"
+        form = f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
+        raise ValueError(f"{fault}: masks and labels must have {form}") from error
     if not keep and _holds(state, _COUNTING, (_InRound,)):
-        raise ValueError(
-            "the local optimizer counts steps, and would start again every round: set "
-            "keep_optimizer=True, or write the schedule by fedjax_bn.local_step.by_round"
-        )
+        fault = "the local optimizer counts steps, and would start again every round"
+        remedy = "set keep_optimizer=True, or write the schedule by fedjax_bn.local_step.by_round"
+        raise ValueError(f"{fault}: {remedy}")
 
 
 def response(
-    optimizer: optax.GradientTransformation,
-    steps: jax.Array,
-    most_steps: int,
-    dtype: Any,
-    received: Any,
+    optimizer: _Optimizer, steps: jax.Array, most_steps: int, dtype: Any, received: Any
 ) -> PyTree:
     r"""Returns how far a fresh optimizer moves a parameter in some steps if its gradient is 1.
 
@@ -165,7 +158,7 @@ def response(
     return way["params"] if size == 1 else jax.tree.map(lambda w: w / size, way["params"])
 
 
-def _unclipped_size(optimizer: optax.GradientTransformation, zeros: PyTree) -> float:
+def _unclipped_size(optimizer: _Optimizer, zeros: PyTree) -> float:
     """Returns the size of gradients for `response`: 1, or a smaller one if a clip changes 1."""
 
     def moved(size: float) -> list[np.ndarray]:
@@ -187,22 +180,19 @@ def for_each(way: PyTree, like: PyTree) -> PyTree:
     return split_like(way, like)[0]
 
 
-def check_fresh(
-    method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
-) -> None:
+def check_fresh(method: str, optimizer: _Optimizer, options: Mapping[str, Any]) -> None:
     """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
     with suppress(Exception):  # masks may be over parameters that are not known yet
         # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
         if not jax.tree.leaves(optimizer.init(jnp.zeros(()))):
             return
     if options.get("keep_optimizer"):
-        raise ValueError(
-            f"{method} divides by the response of a fresh optimizer, and keep_optimizer=True keeps "
-            "its momentum: leave it out, or use SGD without momentum"
-        )
+        fault = f"{method} divides by the response of a fresh optimizer"
+        remedy = "leave it out, or use SGD without momentum"
+        raise ValueError(f"{fault}, and keep_optimizer=True keeps its momentum: {remedy}")
 
 
-def _taking_extra(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def _taking_extra(optimizer: _Optimizer) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
     # MultiSteps is not a transformation: `with_extra_args_support` would drop its extra arguments.
     if isinstance(optimizer, optax.MultiSteps):
@@ -211,7 +201,7 @@ def _taking_extra(optimizer: optax.GradientTransformation) -> optax.GradientTran
 
 
 def _step(
-    optimizer: optax.GradientTransformation,
+    optimizer: _Optimizer,
     gradients: PyTree,
     state: PyTree,
     params: PyTree,
@@ -223,7 +213,7 @@ def _step(
         return _taking_extra(optimizer).update(gradients, state, params, **extra)
 
 
-def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
+def _over_parameters(optimizer: _Optimizer, trained: Variables) -> bool:
     """Returns whether masks are over the parameters, not {"params": ...}; over both: the first."""
     if set(trained) != {"params"}:
         return False
@@ -237,7 +227,7 @@ def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables
     return False
 
 
-def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
+def _seen_by(optimizer: _Optimizer, trained: Variables) -> PyTree:
     return trained["params"] if _over_parameters(optimizer, trained) else trained
 
 

@@ -80,10 +80,6 @@ def convolve_packed(
     large = large.reshape(kernel.shape[0], taps, read * kernel.shape[2], -1)
     step = across * written // read
     after = step * (outputs // written - 1) + last_tap - (x.shape[2] - 1)
-    return lax.conv_general_dilated(
-        x,
-        large,
-        (down, step),
-        (rows, (-first_tap, after)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
+    window = (down, step), (rows, (-first_tap, after))
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, large, *window, dimension_numbers=layout)

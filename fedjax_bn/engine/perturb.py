@@ -61,9 +61,8 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         channels = x.shape[-1]
         kernel = jax.random.normal(key, (side, side, channels, channels), x.dtype)
         kernel *= (channels * side**2) ** -0.5  # outputs keep the mean square of a patch
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         del valid

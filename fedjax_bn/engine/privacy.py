@@ -50,9 +50,8 @@ def gaussian(
       ValueError: an argument is out of its range, or there is noise without a clip.
     """
     if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
-        raise ValueError(
-            f"clip={clip} must be above 0, noise={noise} 0 or more, with a finite clip"
-        )
+        allowed = f"must be above 0, noise={noise} 0 or more, with a finite clip"
+        raise ValueError(f"clip={clip} {allowed}")
     return Privacy(float(clip), float(noise), at, seed)
 
 

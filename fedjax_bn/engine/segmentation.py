@@ -23,10 +23,9 @@ def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
     """Returns `as_classes(logits)`; ValueError if masks u8[B, H, W] of the classes do not fit."""
     logits = as_classes(logits)
     if logits.shape != (*mask.shape, classes):
-        raise ValueError(
-            f"logits {list(logits.shape)} for masks {list(mask.shape)} of {classes} classes: "
-            f"use UNet(num_classes={classes}), and masks of the image's size"
-        )
+        shapes = f"logits {list(logits.shape)} for masks {list(mask.shape)}"
+        remedy = f"use UNet(num_classes={classes}), and masks of the image's size"
+        raise ValueError(f"{shapes} of {classes} classes: {remedy}")
     return logits
 
 
@@ -50,9 +49,8 @@ def segmentation_loss(
     H that over the labelled pixels of the valid samples, by `class_weights` and `focal` as in
     `task.classification`. All is at least float32.
 
-    Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
-    u8[B, H, W] has a value from `classes` on for no label. ValueError if their shapes do not fit.
-    `dice` is a in [0, 1].
+    Logits and masks are those of `task.segmentation`, where values from `classes` on are no label;
+    ValueError if their shapes do not fit. `dice` is a in [0, 1].
     """
     mask = label["mask"]
     # Float16 counts to 65504, which is less than the pixels of one image of 256x256.
@@ -115,10 +113,8 @@ def overlaps(
     labelled = (label["mask"] != UNLABELLED)[..., None]
     predicted_regions = regions_of(predicted, classes, nested=nested) & labelled
     true = regions_of(label["mask"], classes, nested=nested)
-    counts = jnp.stack([predicted_regions & true, predicted_regions, true], -1).sum(
-        (1, 2), dtype=jnp.int32
-    )
-    return Overlaps(counts, valid, label.get("volume"))
+    pixels = jnp.stack([predicted_regions & true, predicted_regions, true], -1)
+    return Overlaps(pixels.sum((1, 2), dtype=jnp.int32), valid, label.get("volume"))
 
 
 def dice_and_iou(counted: Overlaps) -> tuple[Any, Any]:

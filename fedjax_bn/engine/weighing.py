@@ -1,8 +1,4 @@
-"""Computes weighted sums over clients, and defines weighing rules.
-
-A rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1, or a `Weighing`,
-which may have a state, an extra upload, or something else than a mean (`engine.robust`).
-"""
+"""Computes weighted sums over clients, and defines weighing rules (see `fedjax_bn.aggregation`)."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -197,9 +193,8 @@ def generalization_adjustment(
 
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
-            raise ValueError(
-                "generalization_adjustment needs measure=selection.validation_loss(...)"
-            )
+            option = "measure=selection.validation_loss(...)"
+            raise ValueError(f"generalization_adjustment needs {option}")
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}

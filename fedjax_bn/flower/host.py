@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.weighing import in_dtypes_of, weighted
+from fedjax_bn.engine.weighing import in_dtypes_of, weighted, weighted_mean
 from fedjax_bn.federation import FederatedMethod, traffic
 from fedjax_bn.flower.handshake import digest_of, facts_of
 from fedjax_bn.flower.messages import BATCH, Order
@@ -39,6 +38,7 @@ from fedjax_bn.training.workdir import Record
 PyTree = Any
 _Add = Callable[[Any, Upload, PyTree], Any]
 _Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array, jax.Array]]
+_Pair = tuple[_Add, _Finish]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
@@ -158,10 +158,9 @@ class Host:
         """
         personal = sent_personal(jax.eval_shape(self.alone).personal)
         if jax.tree.leaves(personal) and not jax.tree.leaves(server.served):
-            return (
-                "an unseen client cannot be served, because personal leaves stayed with the "
-                "clients: serve-unseen=true in the run config and each node config sends them"
-            )
+            reason = "personal leaves stayed with the clients"
+            remedy = "serve-unseen=true in the run config and each node config sends them"
+            return f"an unseen client cannot be served, because {reason}: {remedy}"
         number = summary["selected_round"]
         with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
             if number in checkpoint.steps(manager):
@@ -193,18 +192,14 @@ class Host:
         return f"round {number} can be served: {command}"
 
 
-def add_and_step(
-    method: FederatedMethod, clients: int, upload: Upload, personal: PyTree
-) -> tuple[_Add, _Finish]:
+def add_and_step(method: FederatedMethod, clients: int, upload: Upload, personal: PyTree) -> _Pair:
     """Returns `add` and `step`, see `Host`, for the forms of an upload and of personal leaves."""
     if method.adding is not None:
         return _by_sums(method.adding, clients, upload, personal)
     return _by_stack(method.checked_server, upload, personal)
 
 
-def _by_sums(
-    adding: Adding, clients: int, upload: Upload, personal: PyTree
-) -> tuple[_Add, _Finish]:
+def _by_sums(adding: Adding, clients: int, upload: Upload, personal: PyTree) -> _Pair:
     """Returns `add` and `step`, which hold sums and one upload at a time."""
 
     @partial(jax.jit, donate_argnums=0)
@@ -236,7 +231,7 @@ def _by_sums(
     return add, lambda server, total, rows: end(server, total or begin())
 
 
-def _by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
+def _by_stack(serve: Callable, form: Upload, personal: PyTree) -> _Pair:
     """Returns `add` and `step` for the method's server step on all uploads at once."""
 
     @jax.jit

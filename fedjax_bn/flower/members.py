@@ -119,10 +119,9 @@ class Members:
             if count == run.clients or (count >= minimum and waited > run.time_limit):
                 return
             if waited > run.attempts * run.time_limit:
-                raise UserError(
-                    f"{count} of {run.clients} clients are there, fewer than minimum={minimum}: "
-                    "start their SuperNodes, or see the log for why they are left out"
-                )
+                present = f"{count} of {run.clients} clients are there"
+                remedy = "start their SuperNodes, or see the log for why they are left out"
+                raise UserError(f"{present}, fewer than minimum={minimum}: {remedy}")
             time.sleep(_POLL)
 
     def meet(self, order: Order) -> None:
@@ -252,10 +251,9 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     content = _content_of(reply, order, None)
     client, hello = record_in(content, Answer).client, record_in(content, Hello)
     if not (0 <= client < order.population and 0 <= hello.size <= bound):
-        raise ValueError(
-            f"it presents itself as client {client} with {hello.size} samples, but the run config "
-            f"has clients={order.population} (numbered from 0) and size-bound={bound}"
-        )
+        said = f"it presents itself as client {client} with {hello.size} samples"
+        bounds = f"clients={order.population} (numbered from 0) and size-bound={bound}"
+        raise ValueError(f"{said}, but the run config has {bounds}")
     if not _is_form(hello.form):
         raise ValueError(f"no samples have the form that it gives for its own: {hello.form:.80}")
     return client, hello
@@ -326,10 +324,9 @@ def accept(
     personal = trees.pop("personal")
     upload = Upload(**trees)
     if int(upload.client) != client or int(upload.size) != (hello.size or 1):
-        raise _MisfitError(
-            f"it speaks for client {upload.client} with {upload.size} samples, not for {client} "
-            f"with {hello.size or 1} as it presented itself"
-        )
+        said = f"it speaks for client {upload.client} with {upload.size} samples"
+        expected = f"{client} with {hello.size or 1} as it presented itself"
+        raise _MisfitError(f"{said}, not for {expected}")
     if int(upload.population) != population or not (upload.participates and upload.finite):
         raise ValueError("its update is not finite, of another federation, or sits out")
     parts = {"shared": upload.shared, "message": upload.message, "personal": personal}

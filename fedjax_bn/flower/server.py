@@ -24,9 +24,7 @@ from fedjax_bn.arguments.errors import RiskError, UserError
 from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.engine.named_arrays import names_of, to_named
-from fedjax_bn.federation import broadcast_of
-from fedjax_bn.flower import messages
-from fedjax_bn.flower.handshake import facts_of
+from fedjax_bn.flower import handshake, messages
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Members, accept, form_of_most
 from fedjax_bn.flower.messages import Order
@@ -36,7 +34,7 @@ from fedjax_bn.run.config.choices import privacy_of
 from fedjax_bn.run.experiment.build import describe_privacy
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.files.ownership import claim, owned, resume
-from fedjax_bn.state import Upload
+from fedjax_bn.state import Upload, broadcast_of
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.availability import draw_cohort
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
@@ -86,7 +84,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         order, form = _facts_of(place, run, config.method)
         members, is_new = Members(grid, run, place), not form
         if is_new:  # its first clients determine the longest and the form
-            order = order._replace(facts=facts_of(config))
+            order = order._replace(facts=handshake.facts_of(config))
             members.gather(order)
             order = order._replace(longest=max(members.sizes.values()))
             form = form_of_most(members, order, config)
@@ -172,11 +170,9 @@ def _log_start(host: Host, records: list[Record], promised: Record) -> None:
         log(INFO, note)
     privacy = privacy_of(host.config)
     if privacy and privacy.noise and privacy.seed is not None:
-        said = (
-            "anybody who has the run config can repeat the noise of seed=%s and remove it: leave "
-            "that option out where the noise is to protect clients"
-        )
-        log(WARNING, said, privacy.seed)
+        fault = "anybody who has the run config can repeat the noise of seed=%s and remove it"
+        remedy = "leave that option out where the noise is to protect clients"
+        log(WARNING, f"{fault}: {remedy}", privacy.seed)
     if host.order.serve_unseen:
         names = ", ".join(names_of({"personal": host.personal}))
         log(INFO, "serve-unseen: clients send their personal leaves too: %s", names or "none")
@@ -202,13 +198,11 @@ def play(host: Host, members: Members, server: Kept) -> tuple[Kept, Record]:
             break
         log(WARNING, "round %s: %s of %s uploads", number, len(accepted), minimum)
     else:
-        raise UserError(
-            f"round {number} got {len(accepted)} good uploads, fewer than minimum={minimum}: see "
-            "the log for who was left out, and start again to resume"
-        )
-    server, weights, finite, unweighed = _stepped(
-        host, members, server, accepted, total, rows, minimum
-    )
+        uploads = f"round {number} got {len(accepted)} good uploads"
+        remedy = "see the log for who was left out, and start again to resume"
+        raise UserError(f"{uploads}, fewer than minimum={minimum}: {remedy}")
+    stepped = _stepped(host, members, server, accepted, total, rows, minimum)
+    server, weights, finite, unweighed = stepped
     left_out |= _named(members, number, unweighed)
     metrics = {name: np.full(run.clients, np.nan) for name in ("loss", "norm")}
     for k in accepted.keys() - unweighed:
@@ -253,10 +247,9 @@ def _stepped(
         after, weights, finite = host.step(server, weighed_total, rows)
     if not np.isfinite(weights).all():
         names = ", ".join(map(members.name, unweighed)) or "the clients"
-        raise RiskError(
-            f"round {number}: the weighing rule {rule} cannot weigh the risks of {names}: let them "
-            "report losses, or set config.weigh=by_size or uniform"
-        )
+        fault = f"the weighing rule {rule} cannot weigh the risks of {names}"
+        remedy = "let them report losses, or set config.weigh=by_size or uniform"
+        raise RiskError(f"round {number}: {fault}: {remedy}")
     return after, np.asarray(weights), np.asarray(finite), unweighed
 
 
@@ -321,11 +314,9 @@ def _drawn(host: Host, members: Members, number: int) -> tuple[np.ndarray, list[
     sizes = np.array([members.sizes.get(k, 0) for k in range(host.order.population)])
     hidden = [members.name(k) for k, size in members.sizes.items() if not size]
     if hidden and participation.drawn and participation.draw == "by_size":
-        said = (
-            "config.participation=by_size draws %s last, because no size is reported: let "
-            "it report sizes, or set participation=uniform"
-        )
-        log(WARNING, said, ", ".join(hidden))
+        fault = "config.participation=by_size draws %s last, because no size is reported"
+        remedy = "let it report sizes, or set participation=uniform"
+        log(WARNING, f"{fault}: {remedy}", ", ".join(hidden))
     client, stays = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
     rows = np.arange(len(sizes)) if client is None else np.asarray(client)
     stays = np.ones(len(rows), bool) if stays is None else stays

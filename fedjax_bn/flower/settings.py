@@ -101,16 +101,14 @@ def node_of(entries: Mapping[str, Any]) -> Node:
     node = _read("node config", entries, Node())
     report = names_in(node.report)
     is_report = [*report] == ["nothing"] or (report and {*report} <= {*_REPORTS})
+    steps = node.checkpoint_steps >= 1 or "checkpoint-steps" not in entries
     allowed = {
         "client": (node.client >= 0, "at least 0, the number of this client"),
         "folder": (node.folder, "a folder that outlives the SuperNode"),
         "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
         "predictions": (not node.predictions or "accuracies" in report, "false, or report them"),
-        "checkpoint-steps": (
-            node.checkpoint_steps >= 1 or "checkpoint-steps" not in entries,
-            "at least 1, or left out",
-        ),
+        "checkpoint-steps": (steps, "at least 1, or left out"),
     }
     _check("node config", node, allowed)
     return node._replace(report=",".join(report))

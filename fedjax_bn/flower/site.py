@@ -28,19 +28,10 @@ from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
-from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, own_of
-from fedjax_bn.flower import messages
+from fedjax_bn.flower import messages, site_files
 from fedjax_bn.flower.handshake import digest_of, facts_of, require_equal
 from fedjax_bn.flower.messages import Answer, Hello, Order
 from fedjax_bn.flower.settings import Node, adds_noise, config_of, deployed, node_of
-from fedjax_bn.flower.site_files import (
-    digest_of_round,
-    load_arrays,
-    load_own,
-    save_arrays,
-    save_own,
-    train_in_pieces,
-)
 from fedjax_bn.methods.selection import in_pieces
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.experiment.build import Experiment, assemble, build, prepare
@@ -48,7 +39,7 @@ from fedjax_bn.run.experiment.datasets import configured_clients, read_data
 from fedjax_bn.run.experiment.method import weighs_by_validation, what_validates
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
-from fedjax_bn.state import Broadcast
+from fedjax_bn.state import Broadcast, FederatedState, Own, Upload, broadcast_of, own_of
 from fedjax_bn.training.evaluation.answers import Keep, predictions_of
 from fedjax_bn.training.evaluation.evaluate import Evaluate, batch_accuracy, internal_evaluator
 from fedjax_bn.training.rounds import megabytes, stream_rounds
@@ -118,17 +109,14 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
         only_domain = choices[0] if len(choices) == 1 else ""
         key, choice = "domain", node.domain or only_domain
     if choice not in choices:
-        raise ConfigError(
-            f"the node config's {key}={getattr(node, key)!r} is not in "
-            f"{node.data or dataset.name}, which has {', '.join(choices)}"
-        )
+        place = f"{node.data or dataset.name}, which has {', '.join(choices)}"
+        raise ConfigError(f"the node config's {key}={getattr(node, key)!r} is not in {place}")
     internal, options = dataset._replace(domains=(dataset.domains[choices.index(choice)],)), {}
     if every := node.checkpoint_steps:
         if config.local_selection:
-            raise ConfigError(
-                f"the node config's checkpoint-steps={every} stores no state that "
-                f"config.local_selection={config.local_selection} has chosen: leave one of them out"
-            )
+            steps = f"the node config's checkpoint-steps={every}"
+            chosen = f"state that config.local_selection={config.local_selection} has chosen"
+            raise ConfigError(f"{steps} stores no {chosen}: leave one of them out")
         options["train"] = in_pieces(every)
     return assemble(config, internal, (), **options)
 
@@ -193,9 +181,9 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         if not (every := node.checkpoint_steps):
             return run(method.client, fresh)
         settings = [*flatten(config)], every, longest, describe_machine()
-        digest = digest_of_round(settings, (broadcast, own, rows, extra))
+        digest = site_files.digest_of_round(settings, (broadcast, own, rows, extra))
         # Steps have the run's key, with which they can go on; only the upload has the secret one.
-        begun = train_in_pieces(partial(run, method.train, keys), every, path, digest)
+        begun = site_files.train_in_pieces(partial(run, method.train, keys), every, path, digest)
         return run(method.client, fresh, begun)
 
     return train
@@ -270,10 +258,9 @@ class _Task:
         check_shapes(site.experiment, site.start, self.order.population)
         losses, scores = node.reports("losses"), node.reports("accuracies")
         if weighs_by_validation(config) and not losses:
-            raise ConfigError(
-                f"config.weigh={brief(config.weigh)} sends this client's validation losses: add "
-                f"losses to report={brief(node.report)} in its node config"
-            )
+            rule = f"config.weigh={brief(config.weigh)}"
+            remedy = f"add losses to report={brief(node.report)} in its node config"
+            raise ConfigError(f"{rule} sends this client's validation losses: {remedy}")
         weights = jax.ShapeDtypeStruct((self.order.population,), site.like.weights.dtype)
         log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
         names = self._sent_names()
@@ -292,7 +279,7 @@ class _Task:
             begun = self.place / "begun.npz"
             part, upload = jax.device_get(site.train(order, broadcast, self._own(), begun))
             number = int(broadcast.round) + 1
-            save_own(self.place, number, part._replace(frozen=()), order.begin)
+            site_files.save_own(self.place, number, part._replace(frozen=()), order.begin)
             begun.unlink(missing_ok=True)
         if not site.node.reports("losses"):
             # NaN instead of no leaf, because the server requires the exact form of an upload.
@@ -337,10 +324,9 @@ class _Task:
         if not self.order.serve_unseen or not names:
             return []
         if not self.site.node.serve_unseen:
-            raise ConfigError(
-                f"the server asks client {self.site.node.client} for {names[0]}, which stays: set "
-                "serve-unseen=true in its node config, or serve-unseen=false in the run config"
-            )
+            asked = f"the server asks client {self.site.node.client} for {names[0]}"
+            remedy = "serve-unseen=true in its node config, or serve-unseen=false in the run config"
+            raise ConfigError(f"{asked}, which stays: set {remedy}")
         return names
 
     def _broadcast(self) -> Broadcast:
@@ -354,12 +340,12 @@ class _Task:
         frozen = {"frozen": like.frozen}
         if begin:
             form = jax.eval_shape(lambda state: own_of(state, 0), like)
-            part = load_own(self.place, begin, form._replace(frozen=()))
-            frozen = load_arrays(path, frozen) if jax.tree.leaves(frozen) else frozen
+            part = site_files.load_own(self.place, begin, form._replace(frozen=()))
+            frozen = site_files.load_arrays(path, frozen) if jax.tree.leaves(frozen) else frozen
         else:
             part = jax.device_get(own_of(self.site.start(), 0))
             sent = {name: x for name, x in self.arrays.items() if name.startswith("frozen/")}
             frozen = from_named(sent, frozen)
             if sent:
-                save_arrays(path, frozen)
+                site_files.save_arrays(path, frozen)
         return part._replace(**frozen)

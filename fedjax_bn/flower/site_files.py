@@ -98,6 +98,5 @@ def load_arrays(path: Path, like: PyTree) -> Any:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             return from_named(dict(arrays), like)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({error}): restore it, or begin anew in another workdir"
-        ) from error
+        remedy = "restore it, or begin anew in another workdir"
+        raise WorkdirError(f"cannot read {path} ({error}): {remedy}") from error

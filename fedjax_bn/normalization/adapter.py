@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.normalization.calls import network_name, spatial_layers
 from fedjax_bn.normalization.instance import deviations, handed_over
-from fedjax_bn.normalization.layer import (
-    Layer,
-    Statistics,
-    StatisticsRule,
-    is_spatial,
-    running_statistics,
-)
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
 from fedjax_bn.normalization.mixig import mix_statistics
 
 COLLECTION = "adapter"
@@ -88,7 +82,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
-            return running_statistics(layer, x)
+            return Statistics(layer.mean, layer.var)
         if layer.name not in adapter:
             remedy = "train with fediga, or with_adapter for this model and image size"
             raise ValueError(f"batch norm {layer.name!r} has no zero-shot adapter: {remedy}")

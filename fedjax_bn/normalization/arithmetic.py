@@ -105,9 +105,8 @@ def _in_groups(x: jax.Array) -> tuple[int, ...] | None:
     if not on_gpu() or x.ndim < 3 or x.size <= _UNDIVIDED * x.shape[-1]:
         return None
     batch, height = x.shape[:2]
-    count = max(
-        n for n in range(1, height + 1) if height % n == 0 and (n == 1 or n * batch <= _GROUPS)
-    )
+    divisors = [n for n in range(1, height + 1) if height % n == 0]
+    count = max(n for n in divisors if n == 1 or n * batch <= _GROUPS)
     return batch, count, height // count, *x.shape[2:]
 
 

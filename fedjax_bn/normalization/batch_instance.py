@@ -60,9 +60,7 @@ def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     check_optimizer(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 
-    def update(
-        updates: PyTree, state: PyTree, params: PyTree, **extra: Any
-    ) -> tuple[PyTree, PyTree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree, **extra: Any) -> tuple:
         updates, state = inner.update(updates, state, params, **extra)
 
         def keep(path: tuple, step: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -141,12 +141,7 @@ def _give_rule(function: Callable, args: tuple, kwargs: dict, rule: Any, valid: 
 
 
 def _normalize_linen(
-    module: nn.BatchNorm,
-    function: Callable,
-    args: tuple,
-    kwargs: dict,
-    rule: StatisticsRule | None,
-    valid: jax.Array | None,
+    module: nn.BatchNorm, function: Callable, args: tuple, kwargs: dict, rule: Any, valid: Any
 ) -> jax.Array:
     if module.is_initializing():
         x = args[0] if args else kwargs["x"]
@@ -160,13 +155,7 @@ def _normalize_linen(
 
 
 def flax_batch_norm(
-    module: Any,
-    layer: Layer,
-    args: tuple,
-    kwargs: dict,
-    rule: StatisticsRule | None,
-    valid: jax.Array | None,
-    affine: tuple,
+    module: Any, layer: Layer, args: tuple, kwargs: dict, rule: Any, valid: Any, affine: tuple
 ) -> tuple[jax.Array, Statistics]:
     """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
 

@@ -69,7 +69,6 @@ def intercepting(
       reads_outputs: whether the handler reads or changes outputs of modules. Then a batch norm
         before a pooling is computed before it on accelerators too.
     """
-
     token = _handlers.set((*_handlers.get(), (handler, concerns)))
     read = _outputs_read.set(_outputs_read.get() or reads_outputs)
     try:
@@ -114,7 +113,10 @@ def _linen_intercepted() -> Iterator[None]:
 def _intercept_linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
     if not _handlers.get():
         return function(*args, **kwargs)
-    call = _linen_call(context.module, context.method_name)
+    module = context.module
+    dense = isinstance(module, nn.Dense)
+    kernel = module.get_variable("params", "kernel", ()) if dense else None
+    call = Call(module.path, context.method_name, kernel, linen_normalizer(module), module)
     return through_handlers(function, call)(*args, **kwargs)
 
 
@@ -239,9 +241,3 @@ def require_batch_norm(name: str, variables: dict, remedy: str = "use fedavg") -
 def network_name(model: Any) -> str:
     """Returns the name of the class of a model without its wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
-
-
-def _linen_call(module: nn.Module, method: str) -> Call:
-    dense = isinstance(module, nn.Dense)
-    kernel = module.get_variable("params", "kernel", ()) if dense else None
-    return Call(module.path, method, kernel, linen_normalizer(module), module)

@@ -29,13 +29,9 @@ class Layer(NamedTuple):
       path: the names of the modules that lead to the layer, such as ("layer1_0", "norm1").
       mean: running mean f[C].
       var: running variance f[C].
-      epsilon: added to a variance, at least 0.
-      momentum: weight of the old value in the running statistics, in [0, 1].
+      epsilon, momentum, unbiased, columns: as in `BatchNorm`.
       training: whether this pass may move the running statistics.
-      unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
-        or the biased one, as in flax.
       gate: f[C], the gate of batch-instance normalization, or None.
-      columns: number of columns of a map that XLA stores as one, see `BatchNorm`.
     """
 
     path: tuple[str, ...]

@@ -58,6 +58,7 @@ _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
 # For so long JAX promises to run a program of `jax.export`, see "Compatibility guarantees" there.
 _GUARANTEE = timedelta(days=180)
+_AGAIN = "serve the model again from its run, by `fedjax-bn serve --workdir RUN --export NEW`"
 
 
 class About(NamedTuple):
@@ -114,7 +115,7 @@ def expiry(folder: Path, about: About, today: date | None = None) -> str:
     return (
         f"the programs of {folder} are of JAX {exported['jax']} and {exported['date']}, and the "
         f"promise that later versions (here {jax.__version__}) run them ended on "
-        f"{exported['until']}: {_remedy(folder, _renewable(about))}"
+        f"{exported['until']}: {_remedy(folder, about)}"
     )
 
 
@@ -124,10 +125,8 @@ def _renewable(about: About) -> bool:
     return about.is_of_library and names <= {*ADAPTATIONS}
 
 
-def _remedy(folder: Path, renewable: bool) -> str:
-    if renewable:
-        return f"write them anew by `fedjax-bn serve --renew {folder}`"
-    return "serve the model again from its run, by `fedjax-bn serve --workdir RUN --export NEW`"
+def _remedy(folder: Path, about: About) -> str:
+    return f"write them anew by `fedjax-bn serve --renew {folder}`" if _renewable(about) else _AGAIN
 
 
 def write_served(
@@ -170,8 +169,7 @@ def renew(folder: Path) -> list[str]:
     folder, incomparable = folder.resolve(), []
     about = About.read(folder)
     if not _renewable(about):
-        remedy = _remedy(folder, renewable=False)
-        raise ValueError(f"{folder} lacks the code of a model or adaptation of its own: {remedy}")
+        raise ValueError(f"{folder} lacks the code of a model or adaptation of its own: {_AGAIN}")
     model, arrays = _model_of(about), _arrays_in(folder)
     variables = _variables_of(folder, about, model, arrays)
     texts = about.programs or about.adaptations
@@ -188,10 +186,8 @@ def renew(folder: Path) -> list[str]:
                 incomparable.append(text)
                 continue
             if not np.allclose(_trial(fresh, text, arrays), expected, atol=tolerance):
-                raise ValueError(
-                    f"the new program of {text} in {folder} disagrees with the old one, which "
-                    f"stays: {_remedy(folder, renewable=False)}"
-                )
+                fault = f"the new program of {text} in {folder} disagrees with the old one"
+                raise ValueError(f"{fault}, which stays: {_AGAIN}")
         (folder / _PROGRAMS).mkdir(exist_ok=True)
         for path in (*(fresh / _PROGRAMS).iterdir(), fresh / _ABOUT):
             os.replace(path, folder / path.relative_to(fresh))
@@ -317,13 +313,12 @@ def load(
     if not about.is_of_library or not (named_by_user or name in ADAPTATIONS):
         # Code that only the folder names is never imported; only its program is used.
         if adapt not in about.programs or not trust:
-            raise ValueError(
-                f"{about.model!r} with --adapt {adapt!r} is not of this library: it needs --trust "
-                f"and a program of {folder}, which is code; served are {', '.join(about.programs)}"
-            )
+            code = f"{about.model!r} with --adapt {adapt!r} is not of this library"
+            needs = f"--trust and a program of {folder}, which is code"
+            served = ", ".join(about.programs)
+            raise ValueError(f"{code}: it needs {needs}; served are {served}")
         facts = about.programs[adapt]
-        remedy = note or _remedy(folder, _renewable(about))
-        with _damage_named(_program_path(folder, adapt), remedy):
+        with _damage_named(_program_path(folder, adapt), note or _remedy(folder, about)):
             program, start = _program_in(folder, adapt)
         step, batch_size, order = jax.jit(program.call), facts["batch_size"], facts["order"]
         return Predictor(arrays, lambda: start, step, check, batch_size, order)

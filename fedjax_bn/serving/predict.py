@@ -17,6 +17,7 @@ import colorsys
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
@@ -64,11 +65,9 @@ def run(
             rows = _stream(load_model(batch_size=1), about)
         else:
             rows = _samples(load_model(), Path(data), about, resize)
-        if out:
-            with open(out, "w", newline="", encoding="utf-8") as file:
-                _write_rows(file, head, rows)
-        else:
-            _write_rows(sys.stdout, head, rows)
+        stdout = nullcontext(sys.stdout)
+        with open(out, "w", newline="", encoding="utf-8") if out else stdout as file:
+            _write_rows(file, head, rows)
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(str(error) or "there is too little memory") from error
 
