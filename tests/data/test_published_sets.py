@@ -126,15 +126,11 @@ def test_published_severities_in_a_row_stay_memory_mapped(published, severities)
 
 
 def test_images_are_resized_by_pillow_and_kept_in_the_cache(published, tmp_path):
-    source = load_corrupted(
-        published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path
-    )
+    source = load_corrupted(published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path)
     files = sorted(tmp_path.glob("*.npy"))
     assert len(files) == 2
     times = [file.stat().st_mtime_ns for file in files]
-    again = load_corrupted(
-        published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path
-    )
+    again = load_corrupted(published, domains=SOME, severities=(2,), image_size=48, cache=tmp_path)
     assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))] == times
     original = np.load(published / "fog.npy")[COUNT + 3]
     expected = np.asarray(Image.fromarray(original).resize((48, 48), Image.BILINEAR))
