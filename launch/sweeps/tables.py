@@ -96,9 +96,7 @@ TABLES = {
     "other/norms": swept(36, "norms", "--data.digits={digits} --data.pacs={pacs}"),
     "other/glands": swept(9, "segmentation"),
     "other/vessels": swept(48, "vessels", "--data {vessels}"),
-    "other/attacks": Table(
-        189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
-    ),
+    "other/attacks": Table(165, ("launch/sweeps/attacks.py --workdir {workdir}/attacks",)),
 }
 
 
