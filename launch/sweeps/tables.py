@@ -75,9 +75,7 @@ TABLES = {
     "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
-    "other/attacks": Table(
-        189, ("launch/sweeps/attacks.py --only fedbn --workdir {workdir}/attacks",)
-    ),
+    "other/attacks": Table(165, ("launch/sweeps/attacks.py --workdir {workdir}/attacks",)),
 }
 
 
