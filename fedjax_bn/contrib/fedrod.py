@@ -47,18 +47,18 @@ def fedrod(
         return {**variables, OWN: {"added": {"params": head["params"]}}}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        images, valid, label = learned.read(variables, batch, key), batch["valid"], batch["label"]
+        images = learned.read(variables, batch, key)
         shared, head = without(variables, OWN), _head(variables)
         loss, out = learned.trained(shared, images, batch, key, wanted=["features"])
         if task.classifies:
             require_linear("fedrod", learned.model, shared, images)
-            loss = task.loss(out.outputs + received.memory.astype(out.outputs.dtype), label, valid)
+            loss = learned.loss(out.outputs + received.memory.astype(out.outputs.dtype), batch)
         # A convolution of 1x1 pixels has a kernel f[1, 1, F, classes].
         kernel = head["kernel"].reshape(head["kernel"].shape[-2:]).astype(out.features.dtype)
         added = stop(out.features) @ kernel
         if "bias" in head:
             added += head["bias"].astype(added.dtype)
-        return loss + task.loss(stop(out.outputs) + added, label, valid), (loss, out.moved)
+        return loss + learned.loss(stop(out.outputs) + added, batch), (loss, out.moved)
 
     def counting_classes(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
