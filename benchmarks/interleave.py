@@ -22,6 +22,14 @@ SLACK = 0.15  # by which a rival may be slower than the fastest one and still go
 Run = Callable[[], object]
 
 
+class Spent(NamedTuple):
+    """Seconds of one piece, as in `Samples`."""
+
+    wall: float
+    user: float
+    system: float
+
+
 class Samples(NamedTuple):
     """Seconds of one program's R pieces, f64[R] each."""
 
@@ -49,17 +57,18 @@ class Ratio(NamedTuple):
         return f"{self.of_medians:.3f} {interval}, of least pieces {self.of_least:.3f}"
 
 
-def spend(run: Run) -> tuple[float, float, float]:
-    """Runs once; returns wall, user and system seconds.
+def spend(run: Run) -> Spent:
+    """Runs once; returns its seconds, or those that the run itself returns.
 
     Child processes are not in user and system: the system counts them only once they have ended.
     """
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
-    run()
+    result = run()
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_SELF)
-    return wall, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    cpu = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return result if isinstance(result, Spent) else Spent(wall, *cpu)
 
 
 def interleave(
@@ -75,7 +84,8 @@ def interleave(
     """Times all programs, each once a repetition, after one run of each that does not count.
 
     Args:
-      runs: name -> a function that returns when its work is done.
+      runs: name -> a function that returns when its work is done; one that runs in another
+        process returns what it `Spent` there.
       repeats: least number of repetitions, at least 1.
       seconds: time in which more repetitions are made.
       rivals: groups of programs of which only the fastest counts. After the first repetition one
@@ -87,7 +97,7 @@ def interleave(
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1")
     order, shuffle = list(runs), random.Random(seed).shuffle
-    pieces: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
+    pieces: dict[str, list[Spent]] = {name: [] for name in runs}
     repetition, start, taken = 0, time.perf_counter(), 0.0
     while repetition <= repeats or time.perf_counter() - start + taken < seconds:
         say(f"  {len(order)} programs in turn, repetition {repetition} (0 is the warm-up)")
@@ -97,7 +107,7 @@ def interleave(
             before(name)
             time.sleep(rest)
             pieces[name].append(spend(runs[name]))
-        least = {name: min(pieces[name])[0] for name in order}
+        least = {name: min(pieces[name]).wall for name in order}
         for group in rivals if repetition else ():  # the warm-up has costs of a first time
             limit = (1 + SLACK) * min(least[name] for name in order if name in group)
             order = [name for name in order if name not in group or least[name] <= limit]

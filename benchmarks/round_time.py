@@ -13,7 +13,8 @@ in turn with 1 or all threads, or at once in threads of Python; contiguous or ch
 evaluation several batch sizes. All take turns in short pieces; a setting of PyTorch stops when it
 is clearly slower than another. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
 The headline is the ratio to PyTorch's fastest setting over all pieces, a choice that by chance
-favours PyTorch. Every part runs in a process of its own, and if one fails, the others still run
+favours PyTorch. Every part runs in a process of its own, with PyTorch in another one, because ours
+has a setting of the C library (`training.mesh.divide_cpu`); if a part fails, the others still run
 and the status is 1. Needs torch (CPU build).
 """
 
@@ -23,8 +24,9 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
 
@@ -41,10 +43,11 @@ from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.task import classification, segmentation
 from fedjax_bn.tasks.detection import detection
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
-from fedjax_bn.training.mesh import side_by_side
+from fedjax_bn.training.mesh import divide_cpu, side_by_side
 from interleave import (
     CONFIDENCE,
     Run,
+    Spent,
     fastest,
     figures,
     interleave,
@@ -149,31 +152,25 @@ def apart(cores: int, devices: int, function: Callable[..., Any], *arguments: An
 
 
 def configure(devices: int) -> None:
-    """Sets JAX's devices before it starts."""
+    """Gives JAX its devices before it starts, as the command does."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", devices)
+    divide_cpu(devices, 0, devices)
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
 
 
 def compare_rounds(task: Task, repeats: int, seconds: float) -> dict[str, Any]:
     """Times a round beside PyTorch's; returns the ratios and all figures."""
-    import in_torch  # here, because torch must not count into `peak_memory`
-
     print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
     runs, compilation = {}, {}
     for name, mesh in meshes(task).items():
         say(f"  compiling {name}")
         jax.clear_caches()
         runs[name], spent = our_round(task, mesh)
-        compilation[name] = {"wall": spent[0], "cpu": spent[1] + spent[2]}
-        print(
-            f"{name}: traced and compiled once in {spent[0]:.1f} s, {sum(spent[1:]):.1f} s of CPU"
-        )
-    in_turn, at_once = (
-        in_torch.rounds(task, in_torch.settings(task.clients, at_once=at_once))
-        for at_once in (False, True)
-    )
-    row = compare(runs, in_turn, at_once, repeats, seconds)
+        cpu = spent.user + spent.system
+        compilation[name] = {"wall": spent.wall, "cpu": cpu}
+        print(f"{name}: traced and compiled once in {spent.wall:.1f} s, {cpu:.1f} s of CPU")
+    with beside(torch_rounds, task) as (in_turn, at_once):
+        row = compare(runs, in_turn, at_once, repeats, seconds)
     gigaflop = 3 * task.gigaflops * task.clients * task.samples
     print(f"{gigaflop / row['seconds']:.0f} Gflop/s of direct convolution", flush=True)
     return row | {"compilation": compilation}
@@ -183,15 +180,53 @@ def compare_evaluations(
     task: Task, repeats: int, seconds: float, images: int = 500
 ) -> dict[str, Any]:
     """Times the evaluation of clients' own models beside PyTorch's in several batch sizes."""
-    import in_torch
-
     print(f"\n{task.name} evaluation, {task.clients} clients of {images} images", flush=True)
     runs = {name: our_evaluation(task, mesh, images) for name, mesh in meshes(task).items()}
-    in_turn, at_once = (
-        in_torch.evaluations(task, images, in_torch.settings(task.clients, at_once=at_once))
-        for at_once in (False, True)
-    )
-    return compare(runs, in_turn, at_once, repeats, seconds)
+    with beside(torch_evaluations, task, images) as (in_turn, at_once):
+        return compare(runs, in_turn, at_once, repeats, seconds)
+
+
+Groups = tuple[Mapping[str, Run], ...]  # of programs by name
+_here: dict[str, Run] = {}  # the programs that `beside` made in this process
+
+
+@contextmanager
+def beside(make: Callable[..., Groups], *arguments: Any) -> Iterator[Groups]:
+    """Yields the programs of `make(*arguments)`, which run and are timed in a new process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+
+        def elsewhere(name: str) -> Run:
+            return lambda: pool.submit(_spend_here, name).result()
+
+        groups = pool.submit(_make_here, make, *arguments).result()
+        yield tuple({name: elsewhere(name) for name in names} for names in groups)
+
+
+def _make_here(make: Callable[..., Groups], *arguments: Any) -> list[list[str]]:
+    groups = make(*arguments)
+    for programs in groups:
+        _here.update(programs)
+    return [list(programs) for programs in groups]
+
+
+def _spend_here(name: str) -> Spent:
+    return spend(_here[name])
+
+
+def torch_rounds(task: Task) -> Groups:
+    """Returns PyTorch's rounds with clients in turn, and at once."""
+    import in_torch  # not in the processes of our programs
+
+    kinds = (in_torch.settings(task.clients, at_once=at_once) for at_once in (False, True))
+    return tuple(in_torch.rounds(task, settings) for settings in kinds)
+
+
+def torch_evaluations(task: Task, images: int) -> Groups:
+    """Returns PyTorch's evaluations with clients in turn, and at once."""
+    import in_torch
+
+    kinds = (in_torch.settings(task.clients, at_once=at_once) for at_once in (False, True))
+    return tuple(in_torch.evaluations(task, images, settings) for settings in kinds)
 
 
 def compare(
@@ -277,7 +312,7 @@ def meshes(task: Task) -> dict[str, Mesh | None]:
     return in_turn | {OURS: Mesh(devices, ("clients",))}
 
 
-def our_round(task: Task, mesh: Mesh | None) -> tuple[Run, tuple[float, float, float]]:
+def our_round(task: Task, mesh: Mesh | None) -> tuple[Run, Spent]:
     """Returns a call of our round, and the seconds of tracing and compiling it (see `spend`)."""
     learned, prepare = classification(), standardize()
     if task.name == UNET.name:

@@ -26,7 +26,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 0.02
     config.optimizer.momentum = 0.9
     config.optimizer.schedule = "cosine"
-    config.data.name = "scanners:seed=0"
+    config.data.name = "scanners:seed=0:shared_test=True"
     config.target = "fax"
     config.adaptations = ("batch", "tsmobn")
     return override(config, changes)

@@ -17,9 +17,10 @@ from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.experiment.build import prepare, starting_record
 from fedjax_bn.run.experiment.datasets import domain_names
-from fedjax_bn.run.experiment.method import served_of
+from fedjax_bn.run.experiment.method import own_rules, served_of
 from fedjax_bn.run.files.finished_run import restore_state, trained_clients
 from fedjax_bn.run.files.ownership import RunFiles, owned
+from fedjax_bn.sharing import nothing
 from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints, Lines
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
@@ -97,7 +98,9 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
     for method in config.baselines:
         baseline = config.copy_and_resolve_references()
         baseline.update(method=method, share="", baselines=())
-        baseline.adaptations = served_of(baseline, config.adaptations)
+        # Unseen clients would get a mean of models that never met.
+        alone = own_rules(method).get("share") == nothing.__name__
+        baseline.adaptations = () if alone else served_of(baseline, config.adaptations)
         yield baseline, folder / "baselines" / file_name(method)
 
 
