@@ -126,7 +126,7 @@ def learned(experiment: Experiment, variables: Variables) -> Variables:
     batches = {"image": images, "label": labels, "valid": jnp.ones(labels.shape, bool)}
     batches = {k: v.reshape(len(parts), 5, 32, *v.shape[2:]) for k, v in batches.items()}
     batches["image"] = experiment.prepare(batches["image"], jnp.float32)
-    return learn_rates(experiment.model, variables, batches, rate=0.01, rounds=5)
+    return learn_rates(experiment.model, variables, batches, rate=0.003, rounds=5)
 
 
 def chosen(text: str, model: Any) -> Adaptation:
