@@ -5,6 +5,7 @@ with the mean of the personal leaves if the clients sent them. In all functions 
 clients that the server has met, and `server` is its state after the last round.
 """
 
+import json
 import logging
 import secrets
 import time
@@ -149,7 +150,9 @@ def _evaluate_only(
         raise UserError("no client has scored the model: see the log, and report in node configs")
     record |= {"round": int(server.round), "untrained": untrained, "refused": members.refused}
     if begun:  # another folder could not become a workdir later if it had files
-        workdir.write_json(place / "evaluations" / "sites.json", record)
+        # NaN, of clients without a score, is not JSON: null.
+        content = json.loads(json.dumps(record), parse_constant=lambda name: None)
+        workdir.write_json(place / "evaluations" / "sites.json", content)
     return server, [record]
 
 
