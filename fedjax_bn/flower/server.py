@@ -5,7 +5,6 @@ with the mean of the personal leaves if the clients sent them. In all functions 
 clients that the server has met, and `server` is its state after the last round.
 """
 
-import json
 import logging
 import secrets
 import time
@@ -150,9 +149,7 @@ def _evaluate_only(
         raise UserError("no client has scored the model: see the log, and report in node configs")
     record |= {"round": int(server.round), "untrained": untrained, "refused": members.refused}
     if begun:  # another folder could not become a workdir later if it had files
-        # NaN, of clients without a score, is not JSON: null.
-        content = json.loads(json.dumps(record), parse_constant=lambda name: None)
-        workdir.write_json(place / "evaluations" / "sites.json", content)
+        workdir.write_json(place / "evaluations" / "sites.json", record)
     return server, [record]
 
 
@@ -288,10 +285,8 @@ def evaluate(host: Host, members: Members, server: Kept, everyone: bool = False)
         log(WARNING, "%s is not evaluated: %s", members.name(k), short(reason, 500))
     names, record = [*map(members.name, range(count))], {}
     for name, values in sorted(scores_of.items()):
-        named_scores = by_client(names, values, host.config.clients_named)
-        named_scores["mean"] = float(np.nanmean(values))
-        # Clients without a score, and groups of them, have NaN: a record allows no None.
-        record[name] = {k: np.nan if x is None else x for k, x in named_scores.items()}
+        record[name] = by_client(names, values, host.config.clients_named)
+        record[name]["mean"] = float(np.nanmean(values))
     if parts:
         log(INFO, "scores of round %s\n%s", order.round, accuracies(record, "percent"))
         record["tested_on"] = {"internal": part_of_all(parts)}
