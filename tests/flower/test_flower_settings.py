@@ -150,6 +150,7 @@ def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, tmp_pat
     ("part", "change", "words"),
     [
         ("form", {"shape": [48, 48, 3]}, ["image size", "48x48", "32x32", "data.image_size"]),
+        ("form", {"shape": [3]}, ["image size none", "32x32"]),
         ("form", {"mean": [0.4]}, ["normalization", "[0.4]", "[0.5]"]),
         ("form", {"classes": ["malignant", "benign"]}, ["0=malignant", "0=benign", "order"]),
         ("form", {"classes": ["a", "b", "c"], "num_classes": 3}, ["3 (0=a", "2 (0=benign"]),
