@@ -44,3 +44,12 @@ def test_a_config_cites_its_method_its_adaptations_and_its_data(name, capsys):
     assert "'fedbn'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="functools"):
         fb.cite(functools.partial(fb.methods.fedbn))
+
+
+def test_the_table_of_methods_has_the_authors_and_years_of_what_is_cited():
+    page = (runs.ROOT / "docs" / "methods.md").read_text()
+    cells = re.findall(r"^\| `(?:[\w.]+=)?(\w+)`.*? \| (\w+) .*?(\d{4})", page, re.MULTILINE)
+    assert len(cells) > 40
+    for name, author, year in cells:
+        lines = rf"author = \{{+{author}\b.*\n(.*\n)+?  year = \{{{year}\}}"
+        assert re.search(lines, fb.cite(name), re.IGNORECASE), name
