@@ -84,7 +84,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
         _fail(f"--config.{changes[0][0]} is not for `{options.command}`: leave it out")
     if options.command == "serve":
         places = [bool(options.workdir), bool(options.export)]
-        if places != [not options.renew] * 2:
+        extra = options.renew and (changes or options.client or options.trust)
+        if places != [not options.renew] * 2 or extra:
             _fail("--workdir and --export are required, or --renew alone: see `serve --help`")
     return options, changes
 

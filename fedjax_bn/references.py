@@ -25,7 +25,7 @@ def cite(*names: str | Callable[..., Any]) -> str:
     ConfigError for an unknown name.
     """
     citable = frozenset().union(*_entries().values())
-    texts = (name if isinstance(name, str) else name.__name__ for name in names)
+    texts = (x if isinstance(x, str) else getattr(x, "__name__", repr(x)) for x in names)
     chosen = {text.partition(":")[0] for text in texts}
     if uncited := sorted(chosen - citable):
         raise ConfigError(f"nothing is cited for {brief(uncited[0])}{nearest(uncited[0], citable)}")

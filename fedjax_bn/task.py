@@ -193,14 +193,14 @@ def auc(probabilities: np.ndarray, labels: np.ndarray) -> Area:
     """Returns the area under the ROC curve of probabilities f[N, C] and labels [N].
 
     Of two classes it is the area of the second, else the mean over the classes that occur, of each
-    against all others; of one class it is undefined. The variance is DeLong's (Biometrics 44, 1988)
-    in O(N log N), as of Sun and Xu (IEEE Signal Processing Letters 21, 2014), of a mean that of the
-    sum of placements. The limits are at 1.96 deviations, within [0, 1], and undefined if a class
-    has one sample. Raises the errors of `accuracy`.
+    against all others; of one class or of NaN it is undefined. The variance is DeLong's (Biometrics
+    44, 1988) in O(N log N), as of Sun and Xu (IEEE Signal Processing Letters 21, 2014), of a mean
+    that of the sum of placements. The limits are at 1.96 deviations, within [0, 1], and undefined
+    if a class has one sample. Raises the errors of `accuracy`.
     """
     probabilities, labels = _answers(probabilities, labels)
     classes, occurring = probabilities.shape[1], np.unique(labels)
-    if len(occurring) < 2:
+    if len(occurring) < 2 or np.isnan(probabilities).any():
         return Area(np.nan, np.nan, np.nan)
     areas, placements = [], np.zeros(len(labels))
     for number in [1] if classes == 2 else occurring:

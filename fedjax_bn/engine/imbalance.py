@@ -69,7 +69,8 @@ def mean_by_class(sums: Any, class_weights: Any) -> jax.Array:
     losses, counts = sums
     weights = balanced(counts) if isinstance(class_weights, str) else jnp.asarray(class_weights)
     if weights.shape != counts.shape:
-        raise ValueError(f"class_weights has {len(weights)} numbers for {len(counts)} classes")
+        fault = f"class_weights has {len(weights)} numbers for {len(counts)} classes"
+        raise ValueError(f"{fault}: give one for each, or {BALANCED}")
     weights = weights.astype(losses.dtype)
     total = (weights * counts).sum()
     return (weights * losses).sum() / jnp.where(total > 0, total, 1)

@@ -63,7 +63,7 @@ def difference(site_facts: str, server_facts: str) -> str:
     names = [n for n in dict.fromkeys((*expected, *values)) if values.get(n) != expected.get(n)]
     leaves = [name for name in names if name.startswith("leaf ")]
     names = [name for name in names if name not in leaves] or leaves[:1]
-    changed = f"{len(leaves)} leaves differ; model, share, frozen and precision {_ALIKE}"
+    changed = f"leaves that differ: {len(leaves)}; model, share, frozen and precision {_ALIKE}"
     remedies = dict.fromkeys(leaves, changed) | _REMEDIES
     return "; ".join(
         f"it has the {name} {short(values.get(name, 'not'), 150)}, the server "
@@ -94,8 +94,8 @@ def _in_words(facts: Facts, others: Facts, parts: Set[str]) -> dict[str, str]:
     if "form" in parts:
         form = facts["form"]
         *sides, channels = form["shape"]
-        texts |= {"image size": "x".join(map(str, sides)), "number of channels": str(channels)}
-        texts |= {"type of pixels": form["dtype"]}
+        texts |= {"image size": "x".join(map(str, sides)) or "none"}
+        texts |= {"number of channels": str(channels), "type of pixels": form["dtype"]}
         texts |= {"normalization": f"mean {form['mean']} and std {form['std']}"}
         texts |= {"classes": _numbered(form, others["form"])}
         texts |= {"masks": str(form.get("masks", "not")), "boxes": str(form.get("boxes", "not"))}

@@ -130,7 +130,7 @@ class Host:
         evaluated = any("accuracy" in record for record in records)
         number = select_round(records) if evaluated else len(records)
         selected, last = (
-            {"internal": record.get("accuracy", {"mean": float("nan")}), "unseen": {}}
+            {"internal": record.get("accuracy", {"mean": None}), "unseen": {}}
             for record in (records[number - 1], records[-1])
         )
         return {
@@ -145,8 +145,8 @@ class Host:
             **{key: scores for key, scores in records[number - 1].items() if key == BATCH},
             "seconds_per_round": median(record["seconds"] for record in records),
             # The server does not know the clients' compile times and numbers of samples.
-            "compile_seconds": float("nan"),
-            "samples_per_second": float("nan"),
+            "compile_seconds": None,
+            "samples_per_second": None,
             **({} if self.task.classifies else {"score": self.task.score.name}),
             **describe_privacy(deployed(self.config), self.order.population, len(records)),
         }

@@ -285,10 +285,8 @@ def evaluate(host: Host, members: Members, server: Kept, everyone: bool = False)
         log(WARNING, "%s is not evaluated: %s", members.name(k), short(reason, 500))
     names, record = [*map(members.name, range(count))], {}
     for name, values in sorted(scores_of.items()):
-        named_scores = by_client(names, values, host.config.clients_named)
-        named_scores["mean"] = float(np.nanmean(values))
-        # Clients without a score, and groups of them, have NaN: a record allows no None.
-        record[name] = {k: np.nan if x is None else x for k, x in named_scores.items()}
+        record[name] = by_client(names, values, host.config.clients_named)
+        record[name]["mean"] = float(np.nanmean(values))
     if parts:
         log(INFO, "scores of round %s\n%s", order.round, accuracies(record, "percent"))
         record["tested_on"] = {"internal": part_of_all(parts)}

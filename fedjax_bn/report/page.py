@@ -31,7 +31,7 @@ from fedjax_bn.tasks.segmentation.overlays import overlays
 from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.evaluation.answers import AnsweredMasks, Mistake
 from fedjax_bn.training.plots import ablations, of_part
-from fedjax_bn.training.score_tables import heading
+from fedjax_bn.training.score_tables import heading, in_form
 from fedjax_bn.training.workdir import write_atomically, write_picture
 
 _TITLES = {"mean": "running means", "std": "running standard deviations"}
@@ -334,7 +334,8 @@ def _runs_section(variants: Sequence[Variant]) -> list[Markup]:
         minutes = sum(record["seconds"] for record in run.records) / 60
         row = [label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]]
         row += [f"{summary['seconds_per_round']:.3g}", f"{minutes:.1f}"]
-        row += [f"{summary['compile_seconds']:.3g}", f"{summary['samples_per_second']:.0f}"]
+        forms = {"compile_seconds": ".3g", "samples_per_second": ".0f"}
+        row += [in_form(summary[key], form) for key, form in forms.items()]
         row += [f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")]
         costs.append([*row, TableCell(run.folder, style="text")])
     commands = dict.fromkeys(_command(run) for _, run in runs)

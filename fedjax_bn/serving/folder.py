@@ -306,7 +306,9 @@ def load(
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
     arrays = _arrays_in(folder)
-    if note := expiry(folder, about, today):
+    with _damage_named(folder / _ABOUT, _remedy(folder, about)):
+        note = expiry(folder, about, today)
+    if note:
         warnings.warn(note, stacklevel=2)
     name = split_choice(adapt, ADAPTATIONS)[0]
     check = partial(_check_form, about)

@@ -150,6 +150,7 @@ def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, tmp_pat
     ("part", "change", "words"),
     [
         ("form", {"shape": [48, 48, 3]}, ["image size", "48x48", "32x32", "data.image_size"]),
+        ("form", {"shape": [3]}, ["image size none", "32x32"]),
         ("form", {"mean": [0.4]}, ["normalization", "[0.4]", "[0.5]"]),
         ("form", {"classes": ["malignant", "benign"]}, ["0=malignant", "0=benign", "order"]),
         ("form", {"classes": ["a", "b", "c"], "num_classes": 3}, ["3 (0=a", "2 (0=benign"]),
@@ -206,4 +207,5 @@ def test_a_run_without_rounds_only_scores_and_a_site_that_differs_is_refused(
     assert all(part in sentence for part in ("client 1 (hospital-b)", "12, the server 6"))
     logged = [line.getMessage() for line in caplog.records if sentence in line.getMessage()]
     assert logged == [sentence, f"node 11 is left out: {reason}"]  # the site's and the server's
-    assert np.isnan(record["accuracy"]["client-1"])
+    assert record["accuracy"]["client-1"] is None  # NaN is not JSON
+    assert json.loads(written.read_text(), parse_constant=pytest.fail) == record

@@ -99,6 +99,7 @@ def test_the_area_is_the_mean_over_the_classes_that_have_samples():
     assert all(np.isnan(one[name]).all() for name in undefined)
     assert one["counts"] == [60, 0]
     assert np.isnan(auc([[0.2, 0.8], [0.7, 0.3], [0.6, 0.4]], [1, 0, 0])[1:]).all()
+    assert np.isnan(auc([[np.nan] * 2] * 4, [1, 0, 0, 1])).all()  # of a model that diverged
 
 
 def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy_by_bin():

@@ -1,5 +1,6 @@
 """What is cited for methods, adaptations and data sets, and that it is BibTeX."""
 
+import functools
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import fedjax_bn as fb
 import runs
 from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.experiment.datasets import DATASETS
 from fedjax_bn.run.experiment.method import METHODS, WEIGHING
@@ -40,3 +42,14 @@ def test_a_config_cites_its_method_its_adaptations_and_its_data(name, capsys):
         assert {*keys_in(fb.cite(part))} <= cited
     assert runs.command("cite", "fedbm") == 2
     assert "'fedbn'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="functools"):
+        fb.cite(functools.partial(fb.methods.fedbn))
+
+
+def test_the_table_of_methods_has_the_authors_and_years_of_what_is_cited():
+    page = (runs.ROOT / "docs" / "methods.md").read_text()
+    cells = re.findall(r"^\| `(?:[\w.]+=)?(\w+)`.*? \| (\w+) .*?(\d{4})", page, re.MULTILINE)
+    assert len(cells) > 40
+    for name, author, year in cells:
+        lines = rf"author = \{{+{author}\b.*\n(.*\n)+?  year = \{{{year}\}}"
+        assert re.search(lines, fb.cite(name), re.IGNORECASE), name

@@ -367,12 +367,16 @@ def test_programs_say_until_when_jax_runs_them_and_are_written_anew(served, tmp_
         assert runs.command("serve", f"--renew={place}") == 2
         assert remedy in capfd.readouterr().err
         assert bits_in(place) == before
+    assert runs.command("serve", f"--renew={served}", "--config.adaptations=running") == 2
     torn.write_bytes(b"torn")
     with (
         pytest.warns(UserWarning, match="--export"),
         pytest.raises(ValueError, match=f"running.*{until}.*--export"),
     ):
         load(place, "running", trust=True, today=late)
+    rewrite(exported={"until": "soon"})
+    with pytest.raises(ValueError, match=r"model\.json"):
+        load(place)
 
 
 def test_five_lines_of_python_prepare_as_training_did():

@@ -8,7 +8,7 @@ hospital, "center0" to "center4" by the column `center`, with ten slides each. W
 centers 0, 3 and 4, validates on center 1 and tests on center 2; these two are the unseen
 "hospital4" and "hospital5" of TsmoBN and UniFed (`configs/camelyon17.py`).
 
-References: Bandi et al., IEEE TMI 2018; Koh et al., "WILDS", ICML 2021.
+References: Bandi et al., IEEE TMI 2019; Koh et al., "WILDS", ICML 2021.
 """
 
 from pathlib import Path
