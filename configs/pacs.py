@@ -82,9 +82,15 @@ Small, on a CPU, from random weights:
     --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
     --config.optimizer.momentum=0.9 --config.data.validation=0.1 --config.validate_with=own
     --config.baselines=fedavg
-It takes some minutes; docs/results/other.md has ImageNet's weights. FedCD in its
-own protocol is :protocol=fedcd with the same keys but local_steps=0, so that a round is an epoch,
-local_epochs=1 and no baselines. With local_steps=20 its rounds would be as short as FedIG's.
+It takes some minutes. FedCD in its own protocol is :protocol=fedcd with the same keys but
+local_steps=0, so that a round is an epoch, local_epochs=1 and no baselines. With local_steps=20
+its rounds would be as short as FedIG's.
+
+Small, on a CPU, from ImageNet's weights (launch/convert/keras_resnet.py makes FILE, --classes 7):
+    --config configs/pacs.py:protocol=small --config.pretrained=FILE
+A ResNet-50 at 96 pixels trains its last block and the classifier, which starts at 0, without
+augmentation and with equal clients. All else is frozen, with all running statistics, which also
+normalize in training.
 """
 
 import re
@@ -93,8 +99,15 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.run.config import base, choose, override
 
+# What `small` trains of ResNet-50: no running statistics, so that ImageNet's normalize throughout.
+BLOCK = [part for n in (1, 2, 3) for part in (f"conv{n}", f"norm{n}/scale", f"norm{n}/bias")]
+TRAINED = ",".join(["head", *(f"layer4_2/{part}" for part in BLOCK)])
 PROTOCOLS = {
     "fedig": "",
+    "small": "model=ResNet50:keras=True,rounds=10,local_steps=20,local_selection=0,batch_size=12,"
+    "optimizer.learning_rate=0.004,optimizer.momentum=0.9,optimizer.schedule=cosine,weigh=uniform,"
+    "eval_every=10,checkpoint_every=2,data.image_size=96,data.augment=none,data.validation=0.02,"
+    f"frozen=all_but:paths={TRAINED}",
     "fedcd": "method=fedcd,local_steps=0,local_epochs=5,local_selection=0,batch_size=16,"
     "adaptations=running,optimizer.learning_rate=0.001,optimizer.momentum=0.9,data.validation=0.1,"
     "validate_with=own",

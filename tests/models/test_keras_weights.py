@@ -59,10 +59,10 @@ def write(folder, arrays):
     return folder
 
 
-def converted(folder, monkeypatch):
+def converted(folder, monkeypatch, *options):
     """The file that the converter makes of a folder, as a user runs it."""
     target = folder / "made.safetensors"
-    monkeypatch.setattr(sys, "argv", ["keras_resnet", str(folder), str(target)])
+    monkeypatch.setattr(sys, "argv", ["keras_resnet", str(folder), str(target), *options])
     runpy.run_path(str(runs.ROOT / "launch/convert/keras_resnet.py"), run_name="__main__")
     return target
 
@@ -111,6 +111,9 @@ def test_logits_are_those_of_kerass_form(tmp_path, monkeypatch):
     logits, expected = jax.jit(MODEL.apply)(variables, ours), logits_of_keras(arrays, images)
     # The file is float32, and its rounding alone differs.
     np.testing.assert_allclose(logits, expected, atol=1e-6 * np.abs(expected).max())
+    path = converted(tmp_path, monkeypatch, "--classes", "7")
+    variables, _ = pretrained.load_pretrained(path, MODEL, shapes)
+    assert not jax.jit(MODEL.apply)(variables, ours).any()
     with pytest.raises(ValueError, match="keras=True"):
         pretrained.load_pretrained(path, MODEL.clone(keras=False), shapes)
     with pytest.raises(FileNotFoundError, match=r"launch/convert/keras_resnet\.py"):

@@ -1,14 +1,21 @@
 """Every config file is read, checked and documented; those with real data here are built."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets.scanners import load_scanners
+from fedjax_bn.engine.images import standardize
+from fedjax_bn.models import ResNet50
 from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.method import method_maker
+from fedjax_bn.sharing import path_names
+from fedjax_bn.task import classification
 
 WITHOUT_DATA = ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic")
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
@@ -82,6 +89,17 @@ def test_pacs_and_prostate_have_the_protocols_of_papers_and_codes(config, expect
     """fed_train.py of HarmoFL, scripts/ of FL-MedSegBench, train_ELCFS.py of FedDG."""
     source = f"configs/{config}" if ".py" in config else f"configs/prostate.py:protocol={config}"
     assert override(read(source), expected) == read(source)
+
+
+def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier():
+    """All else is frozen, with every running statistic."""
+    network = ResNet50(7, stage_sizes=(1, 1, 1, 3), width=4, keras=True)
+    like = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    make = method_maker(read("configs/pacs.py:protocol=small,method=fedavg"))
+    method = make(network, standardize(), lambda batch: batch, classification())
+    state = jax.eval_shape(lambda key, model: method.init(key, model, 3), jax.random.key(0), like)
+    names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(state.shared)}
+    assert names == {("params", "head"), ("params", "layer4_2")}
 
 
 def test_a_protocol_that_there_is_not_is_refused():
