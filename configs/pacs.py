@@ -104,7 +104,7 @@ BLOCK = [part for n in (1, 2, 3) for part in (f"conv{n}", f"norm{n}/scale", f"no
 TRAINED = ",".join(["head", *(f"layer4_2/{part}" for part in BLOCK)])
 PROTOCOLS = {
     "fedig": "",
-    "small": "model=ResNet50:keras=True,rounds=10,local_steps=20,local_selection=0,batch_size=12,"
+    "small": "model=ResNet50:keras=True,rounds=10,local_steps=20,local_selection=0,batch_size=16,"
     "optimizer.learning_rate=0.004,optimizer.momentum=0.9,optimizer.schedule=cosine,weigh=uniform,"
     "eval_every=10,checkpoint_every=2,data.image_size=96,data.augment=none,data.validation=0.02,"
     f"frozen=all_but:paths={TRAINED}",
