@@ -2,13 +2,13 @@
 
     python launch/sweeps/pacs_imagenet.py [--only 'pacs/sketch/*'] [--data FOLDER]     see sweep.py
 
-NAMEs of data: pacs, as configs/pacs.py takes data.path; and resnet50, the file that
-launch/convert/keras_resnet.py makes with --classes 7, --data.resnet50=FILE.
+NAMEs of data: maps, what launch/convert/frozen_maps.py makes; and resnet50, the file that
+launch/convert/keras_resnet.py makes with --classes 7.
 
 The recipe is protocol=small of configs/pacs.py, with three seeds. FedCD is in it too, with its
 weights REA. States and rounds are not selected: the last round is tested. CAFL is a mean over the
 2,048 features, because the sum diverges. FedIG is a run of FedIG-A that is tested without its
-adapter, and FedAvg + TsmoBN a test of FedAvg.
+adapter, and FedAvg + TsmoBN a test of FedAvg; both act on the batch norms of the last block alone.
 """
 
 import sys
@@ -17,7 +17,7 @@ from domains import DOMAINS
 from plan import Protocol, Row, Sweep, left_out, table, training, where
 from sweep import main
 
-NEEDS = {"data.path": "pacs", "pretrained": "resnet50"}
+NEEDS = {"data.path": "maps", "pretrained": "resnet50"}
 SMALL = "configs/pacs.py:protocol=small"
 PACS = Protocol("pacs", SMALL, left_out(DOMAINS["pacs"]), 3, NEEDS, {})
 ADAPTER = "zero_shot_adapter"

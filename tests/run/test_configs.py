@@ -1,21 +1,17 @@
 """Every config file is read, checked and documented; those with real data here are built."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets.scanners import load_scanners
-from fedjax_bn.engine.images import standardize
-from fedjax_bn.models import ResNet50
 from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.method import method_maker
 from fedjax_bn.sharing import path_names
-from fedjax_bn.task import classification
+from fedjax_bn.training.start import make_keys, make_start
 
 WITHOUT_DATA = ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic")
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
@@ -91,15 +87,18 @@ def test_pacs_and_prostate_have_the_protocols_of_papers_and_codes(config, expect
     assert override(read(source), expected) == read(source)
 
 
-def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier():
-    """All else is frozen, with every running statistic."""
-    network = ResNet50(7, stage_sizes=(1, 1, 1, 3), width=4, keras=True)
-    like = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    make = method_maker(read("configs/pacs.py:protocol=small,method=fedavg"))
-    method = make(network, standardize(), lambda batch: batch, classification())
-    state = jax.eval_shape(lambda key, model: method.init(key, model, 3), jax.random.key(0), like)
-    names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(state.shared)}
-    assert names == {("params", "head"), ("params", "layer4_2")}
+def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_path):
+    """It reads the maps before this block."""
+    arrays = {}
+    for domain in ("photo", "sketch"):
+        maps = np.random.default_rng(0).normal(size=(14, 3, 3, 2048)).astype(np.float16)
+        arrays |= {f"{domain}__images": maps, f"{domain}__labels": np.arange(14) % 7}
+    np.savez(tmp_path / "maps.npz", **arrays)
+    changes = [("data.path", str(tmp_path / "maps.npz")), ("data.validation", "0.2")]
+    experiment = build(read("configs/pacs.py:protocol=small,method=fedavg", changes))
+    shapes = jax.eval_shape(make_start(experiment, make_keys(0)))
+    names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(shapes.shared)}
+    assert {name for _, name in names} == {"head", "layer4_2"}
 
 
 def test_a_protocol_that_there_is_not_is_refused():
