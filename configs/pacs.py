@@ -93,7 +93,7 @@ Small, on a CPU, from ImageNet's weights, RESNET50 as in launch/convert/keras_re
     --config.pretrained=resnet50.safetensors
 Clients train the last block of ResNet-50 and a classifier that starts at 0. What is before is
 frozen, so its outputs for images of 96 pixels are computed once. No augmentation, equal clients,
-the last round, and one run in about a minute.
+the last round. A run takes one to four minutes, 4 GB of memory and 370 MB for the maps.
 """
 
 import re
@@ -104,10 +104,10 @@ from fedjax_bn.run.config import base, choose, override
 
 PROTOCOLS = {
     "fedig": "",
-    "small": "data.name=npz,model=ResNet50:keras=True:after=layer4_1,rounds=5,local_steps=20,"
-    "local_selection=0,batch_size=32,optimizer.learning_rate=0.02,optimizer.momentum=0.9,"
-    "optimizer.schedule=cosine,weigh=uniform,eval_every=5,checkpoint_every=5,data.augment=none,"
-    "data.validation=0.02",
+    "small": "data.name=npz,data.image_size=3,model=ResNet50:keras=True:after=layer4_1,rounds=10,"
+    "local_steps=20,local_selection=0,batch_size=32,optimizer.learning_rate=0.02,"
+    "optimizer.momentum=0.9,optimizer.schedule=cosine,weigh=uniform,eval_every=10,"
+    "checkpoint_every=10,data.augment=none,data.validation=0.02",
     "fedcd": "method=fedcd,local_steps=0,local_epochs=5,local_selection=0,batch_size=16,"
     "adaptations=running,optimizer.learning_rate=0.001,optimizer.momentum=0.9,data.validation=0.1,"
     "validate_with=own",

@@ -114,17 +114,17 @@ def test_logits_are_those_of_kerass_form(tmp_path, monkeypatch):
     path = converted(write(tmp_path, arrays), monkeypatch)
     variables, notes = pretrained.load_pretrained(path, MODEL, shapes)
     assert len(notes) == 1
-    logits, expected = jax.jit(MODEL.apply)(variables, ours), logits_of_keras(arrays, images)
-    # The file is float32, and its rounding alone differs.
-    np.testing.assert_allclose(logits, expected, atol=1e-6 * np.abs(expected).max())
     # A network that begins after a block reads that block's maps, and its part of the same file.
     part, caught = MODEL.clone(after="layer1_0"), {"mutable": ["intermediates"]}
     caught["capture_intermediates"] = lambda module, _: module.name == part.after
-    _, state = jax.jit(partial(MODEL.apply, **caught))(variables, ours)
+    logits, state = jax.jit(partial(MODEL.apply, **caught))(variables, ours)
     (maps,) = state["intermediates"][part.after]["__call__"]
+    expected = logits_of_keras(arrays, images)
+    # The file is float32, and its rounding alone differs.
+    np.testing.assert_allclose(logits, expected, atol=1e-6 * np.abs(expected).max())
     of_part, _ = pretrained.load_pretrained(path, part, form_of(part, maps))
     assert {*of_part["params"]} == {"layer1_1", "layer2_0", "head"}
-    np.testing.assert_allclose(jax.jit(part.apply)(of_part, maps), logits, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(part.apply)(of_part, maps), logits, rtol=1e-9)
     path = converted(tmp_path, monkeypatch, "--classes", "7")
     variables, _ = pretrained.load_pretrained(path, MODEL, shapes)
     assert not jax.jit(MODEL.apply)(variables, ours).any()
