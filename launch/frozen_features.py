@@ -21,6 +21,7 @@ from fedjax_bn.models import ResNet50
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.pretrained import load_pretrained
 from fedjax_bn.normalization import batch_statistics, running_statistics
+from fedjax_bn.sharing import Variables
 
 L2 = (1, 30, 300)
 BATCH = 125
@@ -38,7 +39,7 @@ def main() -> None:
     variables, _ = load_pretrained(options.resnet50, network, forms)
 
     @jax.jit
-    def features(maps: jax.Array) -> list[jax.Array]:
+    def features(variables: Variables, maps: jax.Array) -> list[jax.Array]:
         return [
             forward(network, variables, maps, statistics=rule, wanted=["features"]).features
             for rule in (running_statistics, batch_statistics)
@@ -50,7 +51,7 @@ def main() -> None:
         order = np.random.default_rng(0).permutation(len(pool.labels))
         # The last batch is filled with the first images, so that all have one shape.
         blocks = np.resize(order, (-(-len(order) // BATCH), BATCH))
-        results = [features(pool.images[block]) for block in blocks]
+        results = [features(variables, pool.images[block]) for block in blocks]
         for part, arrays in zip((running, batch), zip(*results, strict=True), strict=True):
             part[pool.name] = np.concatenate(arrays)[: len(order)][np.argsort(order)]
     for target in labels:

@@ -18,6 +18,7 @@ from fedjax_bn.data.sets.image_folders import load_image_folders
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import ResNet50
 from fedjax_bn.models.pretrained import load_pretrained
+from fedjax_bn.sharing import Variables
 
 BLOCK = "layer4_1"
 BATCH = 125
@@ -41,7 +42,7 @@ def main() -> None:
     variables, _ = load_pretrained(options.resnet50, network, forms)
 
     @jax.jit
-    def maps(images: jax.Array) -> jax.Array:
+    def maps(variables: Variables, images: jax.Array) -> jax.Array:
         _, state = network.apply(
             variables,
             prepare(images, jnp.float32),
@@ -55,9 +56,8 @@ def main() -> None:
         count = len(pool.labels)
         # The last batch is filled with the first images, so that all have one shape.
         rows = np.resize(np.arange(count), (-(-count // BATCH), BATCH))
-        arrays[f"{pool.name}__images"] = np.concatenate([maps(pool.images[i]) for i in rows])[
-            :count
-        ]
+        computed = [maps(variables, pool.images[i]) for i in rows]
+        arrays[f"{pool.name}__images"] = np.concatenate(computed)[:count]
         arrays[f"{pool.name}__labels"] = pool.labels
         print(pool.name, count, flush=True)
     np.savez(options.target, **arrays)
