@@ -87,10 +87,10 @@ local_steps=0, so that a round is an epoch, local_epochs=1 and no baselines. Wit
 its rounds would be as short as FedIG's.
 
 Small, on a CPU, from ImageNet's weights, RESNET50 as in launch/convert/keras_resnet.py:
-    python launch/convert/keras_resnet.py RESNET50 resnet50.safetensors --classes 7
-    python launch/convert/frozen_maps.py PATH resnet50.safetensors maps.npz
+    python launch/convert/keras_resnet.py RESNET50 resnet50_7.safetensors --classes 7
+    python launch/convert/frozen_maps.py PATH resnet50_7.safetensors maps.npz
     --config configs/pacs.py:protocol=small --config.data.path=maps.npz
-    --config.pretrained=resnet50.safetensors
+    --config.pretrained=resnet50_7.safetensors
 Clients train the last block of ResNet-50 and a classifier that starts at 0. What is before is
 frozen, so its outputs for images of 96 pixels are computed once. No augmentation, equal clients,
 the last round. A run takes one to four minutes, 4 GB of memory and 370 MB for the maps.

@@ -94,11 +94,9 @@ def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_p
         maps = np.random.default_rng(0).normal(size=(14, 3, 3, 2048)).astype(np.float16)
         arrays |= {f"{domain}__images": maps, f"{domain}__labels": np.arange(14) % 7}
     np.savez(tmp_path / "maps.npz", **arrays)
-    changes = [("data.path", str(tmp_path / "maps.npz")), ("data.validation", "0.2")]
-    experiment = build(
-        read("configs/pacs.py:protocol=small,method=fedbn,adaptations=running", changes)
-    )
-    shapes = jax.eval_shape(make_start(experiment, make_keys(0)))
+    config = read("configs/pacs.py:protocol=small,data.validation=0.2,adaptations=running")
+    config.data.path = str(tmp_path / "maps.npz")
+    shapes = jax.eval_shape(make_start(build(config), make_keys(0)))
     names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(shapes.shared)}
     assert {name for _, name in names} == {"head", "layer4_2"}
 
