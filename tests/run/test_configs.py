@@ -94,8 +94,8 @@ def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_p
         maps = np.random.default_rng(0).normal(size=(14, 3, 3, 2048)).astype(np.float16)
         arrays |= {f"{domain}__images": maps, f"{domain}__labels": np.arange(14) % 7}
     np.savez(tmp_path / "maps.npz", **arrays)
-    config = read("configs/pacs.py:protocol=small,data.validation=0.2,adaptations=running")
-    config.data.path = str(tmp_path / "maps.npz")
+    config = read("configs/pacs.py:protocol=small,method=fedavg,adaptations=running")
+    config.data.path, config.data.validation = str(tmp_path / "maps.npz"), 0.2
     shapes = jax.eval_shape(make_start(build(config), make_keys(0)))
     names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(shapes.shared)}
     assert {name for _, name in names} == {"head", "layer4_2"}
