@@ -55,7 +55,7 @@ def main() -> None:
     for reading in options.only.split(","):
         keys = {
             **{"method": f"fedcd{READINGS[reading]}", "weigh": "by_size"},
-            **{"target": "fax", "model": options.model},
+            **{"data.name": "scanners:seed=0", "target": "fax", "model": options.model},
             **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
             **{"batch_size": "16", "adaptations": "batch", "share": "all_but_batch_norm"},
             **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},

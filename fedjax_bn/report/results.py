@@ -229,9 +229,10 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
         outside |= {(variant.label, adaptation): scores[adaptation] for adaptation in scores}
     tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
-        adaptations = [adaptation for label, adaptation in outside if label == chosen]
-        adaptation = "running" if "running" in adaptations or not adaptations else adaptations[0]
-        tables.append(_table("unseen", variants, outside, (chosen, adaptation)))
+        # A baseline that serves no unseen client leaves its place to the first row.
+        rows = [row for row in outside if row[0] == chosen] or [*outside]
+        running = [row for row in rows if row[1] == "running"]
+        tables.append(_table("unseen", variants, outside, (running or rows)[0]))
     return tables
 
 

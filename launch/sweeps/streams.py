@@ -10,7 +10,7 @@ their runs. A stream is 320 images of the unseen domain, or all of fewer, in a r
 same images sorted by class. Every adaptation starts at the received model.
 
 The rates of "atp, learned" are learned in five rounds on training images of the clients, five
-batches of 32 each, with eta = 0.01, because the authors' 0.1 diverges on the scanners; the paper
+batches of 32 each, with eta = 0.003, because the authors' 0.1 diverges on the scanners; the paper
 takes images that did not train the model. Left out are `learned_alpha`, which needs gates
 from training, `ensemble`, which is `running` after FedAvg, and `initial`, a row of UniFed.
 
@@ -126,7 +126,7 @@ def learned(experiment: Experiment, variables: Variables) -> Variables:
     batches = {"image": images, "label": labels, "valid": jnp.ones(labels.shape, bool)}
     batches = {k: v.reshape(len(parts), 5, 32, *v.shape[2:]) for k, v in batches.items()}
     batches["image"] = experiment.prepare(batches["image"], jnp.float32)
-    return learn_rates(experiment.model, variables, batches, rate=0.01, rounds=5)
+    return learn_rates(experiment.model, variables, batches, rate=0.003, rounds=5)
 
 
 def chosen(text: str, model: Any) -> Adaptation:

@@ -220,6 +220,7 @@ LIES = [
 ]
 
 
+@pytest.mark.slow
 def test_who_lies_or_hangs_is_left_out_and_the_rounds_go_on(folder, tmp_path):
     """Client 1 trains a round, and then lies in each."""
     changes = f"method=fedbn,rounds={1 + len(LIES)}"

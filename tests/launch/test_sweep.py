@@ -241,6 +241,7 @@ def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path
     assert (tmp_path / "figures" / "digits-bars.png").exists()
 
 
+@pytest.mark.slow
 def test_a_fabricated_run_has_the_form_of_a_finished_one(tmp_path):
     """So that a report reads of a finished run what it reads here."""
     fabricate(tmp_path, "made", {"ant": 1.0}, unseen={"dog": {"running": 1.0}}, validation=1.0)

@@ -146,6 +146,7 @@ print([predict(variables, (), x)[0].tolist() for predict in predicts])
 """
 
 
+@pytest.mark.slow
 def test_python_without_assertions_applies_each_rule_in_its_own_passes():
     command = [sys.executable, "-O", "-c", PROGRAM]
     result = subprocess.run(command, check=True, capture_output=True, text=True)

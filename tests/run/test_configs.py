@@ -7,6 +7,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets.scanners import load_scanners
+from fedjax_bn.run import train
 from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
@@ -104,3 +105,9 @@ def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_p
 def test_a_protocol_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match=r"config\.protocol='fedcd2'"):
         read("configs/pacs.py:protocol=fedcd2,method=fedcd")
+
+
+def test_a_baseline_that_shares_nothing_is_not_tested_on_unseen_clients(tmp_path):
+    config = read("quickstart", [("baselines", "singleset,fedavg")])
+    tested = {run.method: [*run.adaptations] for run, _ in train.runs(config, tmp_path)}
+    assert tested == {"fedbn": ["batch", "tsmobn"], "singleset": [], "fedavg": ["batch", "tsmobn"]}

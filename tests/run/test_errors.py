@@ -57,7 +57,9 @@ def embedded():
     """The embedded data, made once."""
     real, made = experiment.DATASETS["scanners"], {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(experiment.DATASETS, "scanners", lambda config, seed=0: made["data"])
+        patch.setitem(
+            experiment.DATASETS, "scanners", lambda config, seed=0, shared_test=False: made["data"]
+        )
         made["data"] = real(base())
         yield
 

@@ -198,7 +198,7 @@ def test_config_prints_the_resolved_run_and_writes_nothing(tmp_path, monkeypatch
     out = capsys.readouterr().out
     for part in (
         "fedprox:mu=0.1 on SmallDigitCNN:width=16, 5 clients",
-        "flatbed: 180, 30, 90",
+        "flatbed: 180, 30, 537",
         "float32[16, 28, 28, 3], int32[16]",
         "shared: 12 leaves, 456,314 values",
         "personal: 20 leaves, 1,792 values",
