@@ -23,7 +23,7 @@ from fedjax_bn.models.pretrained import load_pretrained
 from fedjax_bn.normalization import batch_statistics, running_statistics
 from fedjax_bn.sharing import Variables
 
-L2 = (1, 30, 300)
+L2 = (1, 30, 300, 3000)
 BATCH = 125
 
 
