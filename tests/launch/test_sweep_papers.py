@@ -88,6 +88,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, tmp
         "bdd100k": {"ClearHighway", "RainyHighway", "CityStreet", "Residential"},
         "driving": {"cityscapes", "vistas", "bdd100k"},
         "masks": {*vessels.CAMERAS},
+        "npz": {*IMAGE_FOLDERS["pacs"].domains},
     }
     for run in (run for one in ALL for run in one.runs):
         if run.changes.get("target"):

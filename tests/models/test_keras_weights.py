@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +60,10 @@ def write(folder, arrays):
     return folder
 
 
-def converted(folder, monkeypatch):
+def converted(folder, monkeypatch, *options):
     """The file that the converter makes of a folder, as a user runs it."""
     target = folder / "made.safetensors"
-    monkeypatch.setattr(sys, "argv", ["keras_resnet", str(folder), str(target)])
+    monkeypatch.setattr(sys, "argv", ["keras_resnet", str(folder), str(target), *options])
     runpy.run_path(str(runs.ROOT / "launch/convert/keras_resnet.py"), run_name="__main__")
     return target
 
@@ -97,20 +98,36 @@ def logits_of_keras(arrays, images):
     return (x.mean((2, 3)) @ given["fc1000/kernel"] + given["fc1000/bias"]).numpy()
 
 
+def form_of(model, images):
+    """The model's variables in float64, without their values."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images.astype(jnp.float32))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), shapes)
+
+
 @pytest.mark.usefixtures("x64")
 def test_logits_are_those_of_kerass_form(tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     arrays = arrays_of_keras()
     images = np.random.default_rng(1).integers(0, 256, (2, 32, 40, 3))
     ours = jnp.asarray((images / 255 - MEAN) / STD)
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), ours.astype(jnp.float32))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), shapes)
+    shapes = form_of(MODEL, ours)
     path = converted(write(tmp_path, arrays), monkeypatch)
     variables, notes = pretrained.load_pretrained(path, MODEL, shapes)
     assert len(notes) == 1
-    logits, expected = jax.jit(MODEL.apply)(variables, ours), logits_of_keras(arrays, images)
+    # A network that begins after a block reads that block's maps, and its part of the same file.
+    part, caught = MODEL.clone(after="layer1_0"), {"mutable": ["intermediates"]}
+    caught["capture_intermediates"] = lambda module, _: module.name == part.after
+    logits, state = jax.jit(partial(MODEL.apply, **caught))(variables, ours)
+    (maps,) = state["intermediates"][part.after]["__call__"]
+    expected = logits_of_keras(arrays, images)
     # The file is float32, and its rounding alone differs.
     np.testing.assert_allclose(logits, expected, atol=1e-6 * np.abs(expected).max())
+    of_part, _ = pretrained.load_pretrained(path, part, form_of(part, maps))
+    assert {*of_part["params"]} == {"layer1_1", "layer2_0", "head"}
+    np.testing.assert_allclose(jax.jit(part.apply)(of_part, maps), logits, rtol=1e-9)
+    path = converted(tmp_path, monkeypatch, "--classes", "7")
+    variables, _ = pretrained.load_pretrained(path, MODEL, shapes)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(variables["params"]["head"]))
     with pytest.raises(ValueError, match="keras=True"):
         pretrained.load_pretrained(path, MODEL.clone(keras=False), shapes)
     with pytest.raises(FileNotFoundError, match=r"launch/convert/keras_resnet\.py"):

@@ -1,5 +1,6 @@
 """Every config file is read, checked and documented; those with real data here are built."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,8 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config import override
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import build
+from fedjax_bn.sharing import path_names
+from fedjax_bn.training.start import make_keys, make_start
 
 WITHOUT_DATA = ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic")
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
@@ -83,6 +86,20 @@ def test_pacs_and_prostate_have_the_protocols_of_papers_and_codes(config, expect
     """fed_train.py of HarmoFL, scripts/ of FL-MedSegBench, train_ELCFS.py of FedDG."""
     source = f"configs/{config}" if ".py" in config else f"configs/prostate.py:protocol={config}"
     assert override(read(source), expected) == read(source)
+
+
+def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_path):
+    """It reads the maps before this block."""
+    arrays = {}
+    for domain in ("photo", "sketch"):
+        maps = np.random.default_rng(0).normal(size=(14, 3, 3, 2048)).astype(np.float16)
+        arrays |= {f"{domain}__images": maps, f"{domain}__labels": np.arange(14) % 7}
+    np.savez(tmp_path / "maps.npz", **arrays)
+    config = read("configs/pacs.py:protocol=small,method=fedavg,adaptations=running")
+    config.data.path, config.data.validation = str(tmp_path / "maps.npz"), 0.2
+    shapes = jax.eval_shape(make_start(build(config), make_keys(0)))
+    names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(shapes.shared)}
+    assert {name for _, name in names} == {"head", "layer4_2"}
 
 
 def test_a_protocol_that_there_is_not_is_refused():
