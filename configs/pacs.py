@@ -93,7 +93,7 @@ Small, on a CPU, from ImageNet's weights, RESNET50 as in launch/convert/keras_re
     --config.pretrained=resnet50_7.safetensors
 Clients train the last block of ResNet-50 and a classifier that starts at 0. What is before is
 frozen, so its outputs for images of 96 pixels are computed once. No augmentation, equal clients,
-the last round. A run takes one to four minutes, 4 GB of memory and 370 MB for the maps.
+the last round. A run takes one to five minutes, 3 GB of memory and 370 MB for the maps.
 """
 
 import re

@@ -3,7 +3,8 @@
     python -m fedjax_bn.main --config configs/signs.py
 
 Clear, night, fog and rain are clients, dusk is the unseen scene (fedjax_bn/data/sets/signs.py). A
-narrow TinyDetector finds round signs and reads their digits; scores are mAP50 in percent.
+narrow TinyDetector finds round signs and reads their digits; scores are mAP50 in percent. They
+move by tens of points with the seed, of which the images are too (benchmarks/README.md).
 
     the colour of the rim predicts the digit, but not in dusk    --config.data.name=signs_shortcut
     FedCD, its SCI alone, its REA alone                       --config.method=fedcd

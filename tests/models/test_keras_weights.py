@@ -99,7 +99,6 @@ def logits_of_keras(arrays, images):
 
 
 def form_of(model, images):
-    """The model's variables in float64, without their values."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), images.astype(jnp.float32))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), shapes)
 

@@ -59,8 +59,7 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     assert sum(name.startswith("photo/") for name in clients) == 10
     own = [domain for domain in experiment.internal.domains if domain.name.startswith("photo/")]
     assert {len(domain.validation.labels) for domain in own} == {1670 // 5}
-    smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
-    assert smallest >= 10  # ours, which the docstring says
+    assert min(len(domain.train.labels) for domain in experiment.internal.domains) >= 10
     assert "dirichlet:smallest=1" in (runs.ROOT / "configs/pacs_30_clients.py").read_text()
 
 
@@ -89,7 +88,6 @@ def test_pacs_and_prostate_have_the_protocols_of_papers_and_codes(config, expect
 
 
 def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_path):
-    """It reads the maps before this block."""
     arrays = {}
     for domain in ("photo", "sketch"):
         maps = np.random.default_rng(0).normal(size=(14, 3, 3, 2048)).astype(np.float16)
@@ -98,8 +96,8 @@ def test_the_small_recipe_of_pacs_trains_the_last_block_and_the_classifier(tmp_p
     config = read("configs/pacs.py:protocol=small,method=fedavg,adaptations=running")
     config.data.path, config.data.validation = str(tmp_path / "maps.npz"), 0.2
     shapes = jax.eval_shape(make_start(build(config), make_keys(0)))
-    names = {path_names(path)[:2] for path, _ in jax.tree.leaves_with_path(shapes.shared)}
-    assert {name for _, name in names} == {"head", "layer4_2"}
+    paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(shapes.shared)]
+    assert {path[1] for path in paths} == {"head", "layer4_2"}
 
 
 def test_a_protocol_that_there_is_not_is_refused():
@@ -108,6 +106,5 @@ def test_a_protocol_that_there_is_not_is_refused():
 
 
 def test_a_baseline_that_shares_nothing_is_not_tested_on_unseen_clients(tmp_path):
-    config = read("quickstart", [("baselines", "singleset,fedavg")])
-    tested = {run.method: [*run.adaptations] for run, _ in train.runs(config, tmp_path)}
-    assert tested == {"fedbn": ["batch", "tsmobn"], "singleset": [], "fedavg": ["batch", "tsmobn"]}
+    configs = train.runs(read("quickstart", [("baselines", "singleset,fedavg")]), tmp_path)
+    assert [len(config.adaptations) for config, _ in configs] == [2, 0, 2]

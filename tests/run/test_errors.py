@@ -57,9 +57,8 @@ def embedded():
     """The embedded data, made once."""
     real, made = experiment.DATASETS["scanners"], {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            experiment.DATASETS, "scanners", lambda config, seed=0, shared_test=False: made["data"]
-        )
+        read = lambda config, seed=0, shared_test=False: made["data"]
+        patch.setitem(experiment.DATASETS, "scanners", read)
         made["data"] = real(base())
         yield
 
