@@ -274,6 +274,8 @@ class ResNet(Classifier):
             x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **options)
         blocks = [(stage, n) for stage, size in enumerate(self.stage_sizes) for n in range(size)]
         names = [f"layer{stage + 1}_{n}" for stage, n in blocks]
+        if self.after and self.after not in names:
+            raise ValueError(f"after={self.after!r} must be a block: {', '.join(names)}")
         start = names.index(self.after) + 1 if self.after else 0
         for (stage, n), name in zip(blocks[start:], names[start:], strict=True):
             strides = 2 if stage > 0 and n == 0 else 1

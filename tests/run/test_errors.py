@@ -55,10 +55,10 @@ def nothing_is_compiled(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def embedded():
     """The embedded data, made once."""
-    real, made = experiment.DATASETS["scanners"], {}
+    data_sets, made = experiment.DATASETS, {}
+    real = data_sets["scanners"]
     with pytest.MonkeyPatch.context() as patch:
-        read = lambda config, seed=0, shared_test=False: made["data"]
-        patch.setitem(experiment.DATASETS, "scanners", read)
+        patch.setitem(data_sets, "scanners", lambda _, seed=0, shared_test=False: made["data"])
         made["data"] = real(base())
         yield
 
