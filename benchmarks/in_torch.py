@@ -54,12 +54,10 @@ class Setting(NamedTuple):
 
 def settings(num_clients: int, *, at_once: bool) -> list[Setting]:
     """Returns the settings in which clients train at once, in threads of Python, or in turn."""
-    workers = min(num_clients, CORES)
-    if at_once:
-        threads = {(workers, CORES // workers)} if workers > 1 else set()
-    else:
-        threads = {(1, 1), (1, CORES)}
-    return [Setting(*counts, last) for counts in sorted(threads) for last in (False, True)]
+    workers = min(num_clients, CORES) if at_once else 1
+    if at_once and workers == 1:
+        return []
+    return [Setting(workers, CORES // workers, last) for last in (False, True)]
 
 
 def network(task: Task) -> torch.nn.Module:

@@ -9,7 +9,7 @@
 Both programs train the same network on the same batches with the same plain SGD, and average the
 models at the end (weights 1/K, everything shared). Ours trains clients side by side, over host
 devices, as the command does; "in turn" is the same on one device. PyTorch has its settings: clients
-in turn with 1 or all threads, or at once in threads of Python; contiguous or channels_last; in
+in turn with all threads, or at once in threads of Python; contiguous or channels_last; in
 evaluation several batch sizes. All take turns in short pieces; a setting of PyTorch stops when it
 is clearly slower than another. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
 The headline is the ratio to PyTorch's fastest setting over all pieces, a choice that by chance
