@@ -99,7 +99,7 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["tent", "shot"])
+@pytest.mark.parametrize("name", [pytest.param("tent", marks=pytest.mark.slow), "shot"])
 def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables):
     net = Torch(variables)
     torch = net.torch

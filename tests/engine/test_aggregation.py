@@ -33,6 +33,7 @@ def by_hand(sizes, risks, eta):
     return powers / powers.sum()
 
 
+@pytest.mark.slow
 def test_both_solvers_give_the_same_weights_over_six_decades_of_risks_under_jit(x64):
     random = np.random.default_rng(3)
     far_apart = np.where(np.arange(100) % 2, 1e-4, 1e2)

@@ -95,9 +95,8 @@ def derivatives(model, variables, images, valid):
     return pass_of(variables["params"])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "ResNet")) for n in NETWORKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_traced_for_accelerators_has_the_numbers_of_cpu(x64, monkeypatch, name):
     """Also where scales are negative, so that the maximum is of the smallest values."""
     monkeypatch.setattr(packed_columns, "FEWEST_VALUES", 0)

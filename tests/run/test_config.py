@@ -161,7 +161,7 @@ def test_python_and_the_configuration_know_the_same_range(factory, key, allowed)
 RUN = Path(build.__file__).parents[1]
 # What a user has to say in either way: how much feddg shows, and that fedwon has no batch norm.
 SAID = {"feddg": {"spectra": 2}}
-OFTEN = ("fediga",)  # which adds most to the common program
+OFTEN = ("fedbn",)  # the others take longer
 NETS = {"fedwon": "SmallCNN:norm=none"}
 
 

@@ -177,7 +177,7 @@ class Odd(nn.Module):
     [
         (Odd(), fedbn, "tsmobn"),
         pytest.param(*(ResNet10(3, width=2), fediga, "zero_shot_adapter"), marks=pytest.mark.slow),
-        (ResNet10(3, width=2), gperxan, "running"),
+        pytest.param(*(ResNet10(3, width=2), gperxan, "running"), marks=pytest.mark.slow),
     ],
 )
 def test_names_of_modules_and_collections_are_free(served, tmp_path, model, method, adapt):
