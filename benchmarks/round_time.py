@@ -39,6 +39,7 @@ from jax.sharding import Mesh
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.engine.images import standardize
+from fedjax_bn.engine.programs import compile_round
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.task import classification, segmentation
 from fedjax_bn.tasks.detection import detection
@@ -330,7 +331,8 @@ def our_round(task: Task, mesh: Mesh | None) -> tuple[Run, Spent]:
     batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
     state = method.init(key, draw_variables(task), task.clients)
     programs: list[Any] = []
-    spent = spend(lambda: programs.append(method.round.lower(state, batches, key).compile()))
+    traced = method.round.trace
+    spent = spend(lambda: programs.append(compile_round(traced(state, batches, key))))
     placed = jax.device_put((state, batches, key), programs[0].input_shardings[0])
     state, batches, key = placed
 

@@ -70,7 +70,7 @@ def _itself(tree: PyTree) -> PyTree:
 
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
     """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time."""
-    options = {"compiler_options": _less_optimized() or None} | options
+    options = {"compiler_options": less_optimized() or None} | options
     compiled = jax.jit(function, **options)
 
     def call(*arguments: PyTree) -> PyTree:
@@ -81,12 +81,7 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
     return call
 
 
-def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Returns `program.compile()`, on CPU with less optimization by LLVM: rounds take as long."""
-    return program.compile(compiler_options=_less_optimized() or None)
-
-
-def _less_optimized() -> dict[str, Any]:
+def less_optimized() -> dict[str, Any]:
     """Returns XLA's options for CPU; {} elsewhere, or if JAX's optimizations are switched off."""
     if on_cpu() and not jax.config.read("jax_disable_most_optimizations"):
         return {"xla_backend_optimization_level": 1}

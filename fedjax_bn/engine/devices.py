@@ -10,7 +10,6 @@ the samples of a client's batches; XLA inserts the reductions over it.
 """
 
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_bn.engine.backend import computed_once, on_cpu, on_gpu, on_tpu
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.packed_vectors import packing
+from fedjax_bn.engine.programs import operations, results, size_in_bytes
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
@@ -138,8 +138,8 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
     else:
         # Clients together start fewer kernels, but their convolutions become grouped ones, which a
         # GPU computes slowly for large maps and in 16 bits.
-        maps = _results(program, ("conv_general_dilated",))
-        if sum(map(_bytes, maps)) > _SMALL or any(x.aval.dtype.itemsize < 4 for x in maps):
+        maps = results(program, ("conv_general_dilated",))
+        if sum(map(size_in_bytes, maps)) > _SMALL or any(x.aval.dtype.itemsize < 4 for x in maps):
             return 1
         most_clients = _ROOM // max(products, 1)
     most_clients = max(1, min(most_clients, num_clients))
@@ -150,35 +150,14 @@ def _clients_that_fit(program: Any, num_clients: int) -> int:
 
 def _loops(program: Any) -> Iterator[tuple[int, int]]:
     """Yields what each scan carries and the results of its products, in bytes."""
-    for equation in _operations(program):
+    for equation in operations(program):
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
             # A carry leaves the loop as its body returns it; other results are stacked over steps.
             pairs = zip(equation.outvars, body.outvars, strict=True)
             carry = [inner for outer, inner in pairs if outer.aval.shape == inner.aval.shape]
-            products = _results(body, ("conv_general_dilated", "dot_general"))
-            yield sum(map(_bytes, carry)), sum(map(_bytes, products))
-
-
-def _results(program: Any, names: tuple[str, ...]) -> list[Any]:
-    """Returns what the operations of these names return."""
-    chosen = (x for x in _operations(program) if x.primitive.name in names)
-    return [result for equation in chosen for result in equation.outvars]
-
-
-def _operations(program: Any) -> Iterator[Any]:
-    """Yields the operations of a program at any depth, such as those of a loop's body."""
-    for equation in program.eqns:
-        yield equation
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from _operations(inner)
-
-
-def _bytes(variable: Any) -> int:
-    return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
+            products = results(body, ("conv_general_dilated", "dot_general"))
+            yield sum(map(size_in_bytes, carry)), sum(map(size_in_bytes, products))
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)

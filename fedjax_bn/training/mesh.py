@@ -29,8 +29,8 @@ _WAITING = (  # seconds in which a device waits for others without a warning, an
     "xla_cpu_collective_call_terminate_timeout_seconds",
 )
 # Parameters of glibc's `mallopt`: M_MMAP_MAX, the blocks with pages of their own, and
-# M_TRIM_THRESHOLD, the bytes up to which freed memory stays.
-_GLIBC = {-4: 0, -1: 2**30}
+# M_TRIM_THRESHOLD and M_TOP_PAD, the bytes up to which freed memory stays, in all and of a heap.
+_GLIBC = {-4: 0, -1: 2**30, -2: 2**26}
 
 
 def side_by_side(clients: int, cores: int, devices: int | None = None) -> int:

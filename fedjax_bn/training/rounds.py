@@ -20,9 +20,9 @@ from fedjax_bn.arguments.errors import NotFiniteError, RiskError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.labels import stored
 from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
-from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import over_devices, padded
+from fedjax_bn.engine.programs import compile_round
 from fedjax_bn.engine.risk_extrapolation import check_risks
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
@@ -230,8 +230,7 @@ def _compiled(
 ) -> Callable[..., tuple]:
     def compiled() -> jax.stages.Compiled:
         with over_devices(mesh):
-            lowered = program.lower(*arguments)
-        return compile_quickly(lowered)
+            return compile_round(program.trace(*arguments))
 
     return made_once(key, compiled, arguments)
 
