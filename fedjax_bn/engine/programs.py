@@ -15,10 +15,12 @@ def compile_round(program: jax.stages.Traced) -> jax.stages.Compiled:
     """Returns the compiled program, on CPU with less optimization by LLVM: rounds take as long.
 
     There temporaries are in blocks that fit into glibc's heaps of 64 MiB, where freed memory stays
-    (`training.mesh`), unless an array is larger; pages of other blocks are cleared in each round.
+    (`training.mesh`), unless an array is larger; the system clears the pages of larger blocks in
+    each round. JAX's cache of compiled programs takes only those with a single block.
     """
     options = less_optimized()
-    if options:
+    keeps = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    if options and not keeps:
         inner = (x for x in operations(program.jaxpr.jaxpr) if not _in_place(x))
         largest = max((size_in_bytes(y) for x in inner for y in x.outvars), default=0)
         if largest < _HEAP:
