@@ -23,7 +23,8 @@ SCENES = {
     "clients": Column(("",), MEAN),
     "dusk": Column(("",), "dusk"),
 }
-SIGNS = Protocol("signs", "configs/signs.py", SCENES, 3, {}, {"baselines": ()})
+CHANGES = {"baselines": (), "data.name": "signs", "adaptations": ("running", "tsmobn")}
+SIGNS = Protocol("signs", "configs/signs.py", SCENES, 3, {}, CHANGES)
 SHORTCUT = SIGNS._replace(name="shortcut", changes={**SIGNS.changes, "data.name": "signs_shortcut"})
 
 
