@@ -61,7 +61,7 @@ from fedjax_bn.training.experiment import (
     check_labelled,
     personalization_of,
 )
-from fedjax_bn.training.mesh import choose_mesh, divide_cpu
+from fedjax_bn.training.mesh import choose_mesh, cpu_note, divide_cpu
 from fedjax_bn.training.population import refuse_ensemble
 from fedjax_bn.training.programs import keep_compiled
 from fedjax_bn.training.start import (
@@ -142,6 +142,8 @@ def assemble(
     method = method_maker(config)(model, to_inputs, load, task, **options)
     spread = config.clients == "auto" and not method.combines
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size, spread)
+    on_cores = spread and not (config.mesh.clients or config.mesh.batch)
+    notes += cpu_note(mesh, rows) if on_cores and mesh is None else ()
     replaced = (f"weigh={config.weigh} replaces the own weights of {config.method}",)
     replaced *= bool(config.weigh) and has_own_weighing(config.method)
     return Experiment(

@@ -220,9 +220,10 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     else:
         rule = call_chosen(culprit, function, **options)
     if not isinstance(rule, aggregation.Weighing):
-        with naming(culprit):  # `lax.add` takes one weight for each of two clients alone
-            sizes, risks = jnp.ones(2, jnp.int32), jnp.ones(2)
-            jax.eval_shape(lambda: jax.lax.add(rule(sizes, risks), risks))
+        # No arrays, with which JAX would start; `lax.add` takes one weight for each client alone.
+        sizes, risks = (jax.ShapeDtypeStruct((2,), jnp.result_type(kind)) for kind in (int, float))
+        with naming(culprit):
+            jax.eval_shape(lambda n, r: jax.lax.add(rule(n, r), r), sizes, risks)
     return rule
 
 
