@@ -1,4 +1,4 @@
-"""The temporaries of a compiled round."""
+"""Programs that need a JAX that has not started: its devices, and the memory of a round."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import runs
 
-PROGRAM = """
+MEMORY = """
 import resource
 from fedjax_bn.training.mesh import divide_cpu
 divide_cpu(2, 0, 2)
@@ -33,11 +33,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+WEIGHTS = """
+import jax
+from fedjax_bn.run.config import base
+from fedjax_bn.run.experiment.method import WEIGHING, method_maker
+
+config = base()
+for name in WEIGHING:
+    config.weigh = name
+    method_maker(config)
+jax.config.update("jax_num_cpu_devices", 3)  # RuntimeError if JAX has started
+print("not started")
+"""
+
+
+def printed(program: str) -> str:
+    """What a program prints in a process without the settings of the tests."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_no_rule_of_weights_starts_jax_before_its_devices_are_chosen():
+    assert printed(WEIGHTS) == "not started\n"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc keeps freed memory")
 def test_temporaries_are_not_new_pages_in_every_round():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
-    program = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True)
-    assert int(done.stdout) < 1000, done.stderr[-2000:]
+    assert int(printed(MEMORY)) < 1000
