@@ -8,7 +8,7 @@
 
 Both programs train the same network on the same batches with the same plain SGD, and average the
 models at the end (weights 1/K, everything shared). Ours trains clients side by side, over host
-devices, as the command does; "in turn" is the same on one device. PyTorch has its settings: clients
+devices, as `simulate` does; "in turn" is the same on one device. PyTorch has its settings: clients
 in turn with all threads, or at once in threads of Python; contiguous or channels_last; in
 evaluation several batch sizes. All take turns in short pieces; a setting of PyTorch stops when it
 is clearly slower than another. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
@@ -153,7 +153,7 @@ def apart(cores: int, devices: int, function: Callable[..., Any], *arguments: An
 
 
 def configure(devices: int) -> None:
-    """Gives JAX its devices before it starts, as the command does."""
+    """Gives JAX its devices before it starts, as `simulate` does."""
     jax.config.update("jax_platforms", "cpu")
     divide_cpu(devices, 0, devices)
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured

@@ -25,12 +25,13 @@ def get_config(changes: str = "") -> ConfigDict:
     config.method = "fedbn"
     config.baselines = ("singleset",)
     config.model = "UNet:width=8:levels=2"
-    config.rounds = 15
+    config.rounds = 20
     config.local_epochs = 1
     config.batch_size = 4
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 0.01
     config.optimizer.schedule = "cosine"
+    config.optimizer.warmup_rounds = 3  # or some seeds lose a client at the first steps
     config.optimizer.keep = True
     config.eval_every = 5
     config.target = "faded"
