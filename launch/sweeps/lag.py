@@ -72,7 +72,8 @@ SETTINGS = {
         },
     ),
     "stains": Setting(
-        *("", "configs/segmentation.py", {"target": "faded", "data.name": "stains"}),
+        *("", "configs/segmentation.py"),
+        {"target": "faded", "data.name": "stains", "rounds": 15, "optimizer.warmup_rounds": 0},
         ("fedavg", "fedbn", "silobn"),
     ),
 }
