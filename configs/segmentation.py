@@ -25,7 +25,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.method = "fedbn"
     config.baselines = ("singleset",)
     config.model = "UNet:width=8:levels=2"
-    config.rounds = 20
+    config.rounds = 30
     config.local_epochs = 1
     config.batch_size = 4
     config.optimizer.name = "adam"
@@ -33,7 +33,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.schedule = "cosine"
     config.optimizer.warmup_rounds = 3  # or some seeds lose a client at the first steps
     config.optimizer.keep = True
-    config.eval_every = 5
+    config.eval_every = 10
     config.target = "faded"
     config.adaptations = ()
     config.data.name = "stains:seed=0"
