@@ -19,8 +19,9 @@ def compile_round(program: jax.stages.Traced) -> jax.stages.Compiled:
     each round. JAX's cache of compiled programs takes only those with a single block.
     """
     options = less_optimized()
-    read = jax.config.read
-    if options and not (read("jax_enable_compilation_cache") and read("jax_compilation_cache_dir")):
+    config: Any = jax.config
+    keeps = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
+    if options and not keeps:
         inner = (x for x in operations(program.jaxpr.jaxpr) if not _in_place(x))
         largest = max((size_in_bytes(y) for x in inner for y in x.outvars), default=0)
         if largest < _HEAP:
