@@ -221,7 +221,8 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
         rule = call_chosen(culprit, function, **options)
     if not isinstance(rule, aggregation.Weighing):
         # No arrays, with which JAX would start; `lax.add` takes one weight for each client alone.
-        sizes, risks = (jax.ShapeDtypeStruct((2,), jnp.result_type(kind)) for kind in (int, float))
+        kinds = jnp.int32, jnp.result_type(float)
+        sizes, risks = (jax.ShapeDtypeStruct((2,), kind) for kind in kinds)
         with naming(culprit):
             jax.eval_shape(lambda n, r: jax.lax.add(rule(n, r), r), sizes, risks)
     return rule
