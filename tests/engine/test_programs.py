@@ -26,10 +26,12 @@ gradient = jax.jit(jax.grad(loss))
 expected, compiled = gradient(*inputs), compile_round(gradient.trace(*inputs))
 assert compiled.memory_analysis().temp_size_in_bytes > 2**26
 np.testing.assert_array_equal(compiled(*inputs), expected)
-compiled(*inputs).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-compiled(*inputs).block_until_ready()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+new = []
+for _ in range(5):  # a thread's heap grows the first time
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    compiled(*inputs).block_until_ready()
+    new.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(new))
 """
 
 
